@@ -5,6 +5,7 @@
 //               be groups of a vector, each with weights of its own
 //   layer_norm  out[r, i] = (x[r, i] − mean) / √(variance + eps) · weight[i] + bias[i]
 //   add_scaled  acc[i] = fma(scale, x[i], acc[i])                             to the bit
+//   add_normed  x[i] = fma(scale, h[i], 0) + y[i]                             to the bit
 //
 // A row's squares are summed in the eight lanes of "One arithmetic", so eight threads of a row do
 // all the adding, one fused multiply-add after the other: dim/8 of them at four cycles, 0.7 µs at
@@ -146,4 +147,19 @@ static_assert(sizeof(AddScaledParams) == 24);
 KERNEL(add_scaled, THREADS, AddScaledParams) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.acc[i] = fmaf(p.scale, p.x[i], p.acc[i]);
+}
+
+struct AddNormedParams {
+    Address<const float> h;
+    Address<const float> y;
+    Address<float> x;
+    float scale;
+    u32 n;
+};
+static_assert(sizeof(AddNormedParams) == 32);
+
+// The twin adds to zero, which makes a product of −0 a 0.
+KERNEL(add_normed, THREADS, AddNormedParams) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < p.n) p.x[i] = fmaf(p.scale, p.h[i], 0.0f) + p.y[i];
 }

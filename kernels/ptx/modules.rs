@@ -350,12 +350,13 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "3891eb76a26a3708704716d86567e61fd49d8fd71cc759fc6537cf37cb4f1af1",
+        digest: "b429c8319f88f4463932f2c2e88f1aa401258c0d64e133bb65cd191c25d99699",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
             "layer_norm",
             "add_scaled",
+            "add_normed",
         ],
         gzip: include_bytes!("norm.ptx.gz"),
     },

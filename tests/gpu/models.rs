@@ -143,8 +143,8 @@ agree! {
     smallthinker: 0.0, ["smallthinker", "maple"];
     heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
     short_convolutions: 0.0, ["lfm2moe"];
-    scans: 0.0, ["granitehybrid"];
-    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "kimi-linear", "nemotron_h_moe"];
+    scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01"];
+    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "kimi-linear", "jamba"];
     streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }

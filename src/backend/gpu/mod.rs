@@ -69,6 +69,7 @@ pub const LAYOUTS: &[&Layout] = &[
     norm::RmsNormParams::LAYOUT,
     norm::LayerNormParams::LAYOUT,
     norm::AddScaledParams::LAYOUT,
+    norm::AddNormedParams::LAYOUT,
     rope::RopeParams::LAYOUT,
     router::RouteParams::LAYOUT,
     rows::CopyColumnsParams::LAYOUT,

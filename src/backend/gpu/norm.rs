@@ -38,12 +38,23 @@ kernel_params! {
     }
 }
 
+kernel_params! {
+    pub struct AddNormedParams[32] {
+        h: DevicePtr,
+        y: DevicePtr,
+        x: DevicePtr,
+        scale: f32,
+        n: u32,
+    }
+}
+
 kernels! {
     pub struct Norm {
         rms_norm: RmsNormParams = "rms_norm",
         rms_norm_in_place: RmsNormParams = "rms_norm_in_place",
         layer_norm: LayerNormParams = "layer_norm",
         add_scaled: AddScaledParams = "add_scaled",
+        add_normed: AddNormedParams = "add_normed",
     }
 }
 
@@ -172,5 +183,25 @@ impl Norm {
         let params = AddScaledParams { acc: acc.into(), x: x.into(), scale, n: u32_of(n) };
         // SAFETY: sizes are asserted.
         unsafe { stream.launch(self.add_scaled, Grid::each(n, THREADS), &params) }
+    }
+
+    /// `x = scale · h + y`, all f32 of one shape: the bits of adding both to zero in this order,
+    /// the first fused.
+    pub fn add_normed(
+        &self,
+        stream: &Stream,
+        scale: f32,
+        h: DeviceSlice,
+        y: DeviceSlice,
+        x: DeviceSlice,
+    ) -> Result<()> {
+        let n = x.count::<f32>();
+        assert_eq!([h, y].map(DeviceSlice::count::<f32>), [n; 2]);
+        if n == 0 {
+            return Ok(());
+        }
+        let params = AddNormedParams { h: h.into(), y: y.into(), x: x.into(), scale, n: u32_of(n) };
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.add_normed, Grid::each(n, THREADS), &params) }
     }
 }

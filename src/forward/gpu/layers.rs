@@ -183,7 +183,8 @@ pub struct GpuLayer {
     pub post_norm: Option<GpuNorm>,
     /// For layers of a decoder with an encoder.
     pub cross: Option<GpuCross>,
-    pub ffn: GpuFfn,
+    /// `None` in a layer that mixes positions only.
+    pub ffn: Option<GpuFfn>,
 }
 
 /// A `DistanceBias`, uploaded.
@@ -202,9 +203,10 @@ pub struct GpuEncoder {
 impl GpuLayer {
     /// The layer's experts that every token goes to.
     pub fn only_experts(&self) -> impl Iterator<Item = &GpuOnly> {
-        let ffn = &self.ffn;
-        let branch = ffn.branch.iter().map(|branch| &branch.expert);
-        ffn.dense.iter().chain(ffn.shared.iter().map(|shared| &shared.expert)).chain(branch)
+        self.ffn.iter().flat_map(|ffn| {
+            let branch = ffn.branch.iter().map(|branch| &branch.expert);
+            ffn.dense.iter().chain(ffn.shared.iter().map(|shared| &shared.expert)).chain(branch)
+        })
     }
 }
 
@@ -235,7 +237,7 @@ impl<'a> Packer<'a> {
             mixer,
             post_norm: layer.post_norm.as_ref().map(|norm| self.norm(norm)),
             cross,
-            ffn: self.ffn(l, layer.ffn.as_ref().expect("layers without stay on the CPU")),
+            ffn: layer.ffn.as_ref().map(|ffn| self.ffn(l, ffn)),
         }
     }
 

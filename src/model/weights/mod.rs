@@ -74,7 +74,7 @@ impl Layer {
     /// Whether devices have kernels for all parts of it, in contexts where an indexer chooses
     /// positions, or not; the CPU computes a layer without.
     pub fn has_kernels(&self, chooses: bool) -> bool {
-        let has_ffn = self.ffn.as_ref().is_some_and(FfnWeights::has_kernels);
+        let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
         let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
         self.mixer.has_kernels(chooses) && has_ffn && self.scale == 1.0 && has_one
     }
