@@ -81,9 +81,10 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "5e824903ce79e7a92a7203a625d05aa62179c1d5d365fe268f5dbe18361bd206",
+        digest: "0d1f5fcf115aa522fe71949d75b9494d4a56769e74643e816d05ba7efc06dbfd",
         kernels: &[
             "delta_rule",
+            "kda_rule",
             "delta_norm",
         ],
         gzip: include_bytes!("delta.ptx.gz"),

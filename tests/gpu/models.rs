@@ -144,7 +144,8 @@ agree! {
     heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
     short_convolutions: 0.0, ["lfm2moe"];
     scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01"];
-    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "kimi-linear", "jamba"];
+    kda: 0.0, ["kimi-linear", "bailingmoe3"];
+    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "jamba"];
     streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }

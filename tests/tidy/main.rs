@@ -450,6 +450,7 @@ const GPU_PASS: &[&str] = &[
     "cross_attention",
     "mla",
     "gated_delta",
+    "kda",
     "recurrent",
     "moe",
     "logits",

@@ -5,7 +5,7 @@ use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::conv::{Conv, ConvRows, DeviceConv, Units};
-use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
+use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts, NormGate};
 use crate::backend::ops::{DeltaShape, HeadOrder, ShortConv};
 
 const EPS: f32 = 1e-6;
@@ -15,7 +15,6 @@ const LONG_PASSES: [usize; 3] = [1, 70, 33];
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let kernels = Kernels { conv: Conv::load(&bench.gpu)?, delta: Delta::load(&bench.gpu)? };
-    let delta = &kernels.delta;
     let shape = |[n_k_heads, n_v_heads, k_dim, v_dim]: [usize; 4], order| DeltaShape {
         n_k_heads,
         n_v_heads,
@@ -46,21 +45,34 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         Ok(())
     });
+    delta_norm(bench, &kernels.delta, report);
+    Ok(())
+}
+
+fn delta_norm(bench: &Bench, delta: &Delta, report: &mut Report) {
     report.row("delta_norm", "f32", |row| {
         for [rows, dim] in bench.shapes(&[[7, 5], [1, 130]], &[[1, 128], [12, 64]], &[[512, 128]]) {
             let mut random = Random(dim as u64);
-            let (mut x, weight) = (random.floats(rows * dim), random.floats(dim));
+            let (x, weight) = (random.floats(rows * dim), random.floats(dim));
             let gate = random.floats(rows * dim);
-            let [x_up, weight_up, gate_up] = [&x, &weight, &gate].map(|v| bench.up_f32(v));
-            let (x_up, weight_up, gate_up) = (x_up?, weight_up?, gate_up?);
-            let (stream, weight_up) = (&bench.stream, weight_up.all());
-            delta.rms_norm_gated(stream, x_up.all(), weight_up, EPS, gate_up.all())?;
-            bench.cpu.rms_norm_gated(&mut x, &weight, EPS, &gate);
-            row.bits(format!("{rows}×{dim}"), &bench.down_f32(&x_up)?, &x);
+            let (weight_up, gate_up) = (bench.up_f32(&weight)?, bench.up_f32(&gate)?);
+            for function in [NormGate::Silu, NormGate::Sigmoid] {
+                let (x_up, stream) = (bench.up_f32(&x)?, &bench.stream);
+                let (weight_up, gate_up) = (weight_up.all(), gate_up.all());
+                delta.rms_norm_gated(stream, x_up.all(), weight_up, EPS, function, gate_up)?;
+                let mut x = x.clone();
+                match function {
+                    NormGate::Silu => bench.cpu.rms_norm_gated(&mut x, &weight, EPS, &gate),
+                    NormGate::Sigmoid => {
+                        bench.cpu.rms_norm_heads(&mut x, &weight, EPS);
+                        bench.cpu.sigmoid_gated(&mut x, &mut gate.clone());
+                    }
+                }
+                row.bits(format!("{rows}×{dim}, {function:?}"), &bench.down_f32(&x_up)?, &x);
+            }
         }
         Ok(())
     });
-    Ok(())
 }
 
 struct Kernels {

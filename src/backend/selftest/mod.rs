@@ -14,6 +14,7 @@ mod delta;
 mod embed;
 mod expert;
 mod heads;
+mod kda;
 mod machinery;
 mod norm;
 mod products;
@@ -47,6 +48,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("attention", attention::check),
     ("conv", conv::check),
     ("delta", delta::check),
+    ("kda", kda::check),
     ("scan", scan::check),
     ("router", router::check),
     ("slots", slots::check),

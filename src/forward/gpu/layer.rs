@@ -78,6 +78,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         GpuMixer::Attention(w) => cx.attention(l, w)?,
         GpuMixer::Latent(w) => cx.latent_attention(l, w)?,
         GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
+        GpuMixer::Kda(w) => cx.kda(l, w)?,
         GpuMixer::ShortConv(w) => cx.short_conv(l, w)?,
         GpuMixer::Mamba2(w) => cx.mamba2(l, w)?,
         GpuMixer::Lightning(w) => cx.lightning(l, w)?,

@@ -9,8 +9,8 @@ use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuV
 use crate::model::descriptor::{self, ValueGate};
 use crate::model::recurrent::Mamba2Shape;
 use crate::model::weights::{
-    AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, LightningWeights,
-    Mamba2Weights, Mixer, Norm, Query, ShortConvWeights,
+    AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, KdaWeights, LatentWeights,
+    LightningWeights, Mamba2Weights, Mixer, Norm, Projection, Query, ShortConvWeights,
 };
 use std::ops::Range;
 
@@ -100,11 +100,33 @@ pub struct GpuLightning {
     pub output: GpuLinear,
 }
 
+/// See `Projection`.
+pub struct GpuProjection {
+    pub first: GpuLinear,
+    pub second: Option<GpuLinear>,
+}
+
+/// See `KdaWeights`.
+pub struct GpuKda {
+    pub shape: DeltaShape,
+    pub qkv: [GpuLinear; 3],
+    pub conv: GpuConv,
+    pub decay: GpuProjection,
+    pub beta: GpuLinear,
+    pub a: GpuVector,
+    pub dt: GpuVector,
+    pub bound: Option<f32>,
+    pub gate: GpuProjection,
+    pub norm: GpuVector,
+    pub output: GpuLinear,
+}
+
 pub enum GpuMixer {
     None,
     Attention(GpuAttention),
     Latent(GpuLatent),
     Delta(GpuDelta),
+    Kda(Box<GpuKda>),
     ShortConv(GpuShortConv),
     Mamba2(GpuMamba2),
     Lightning(GpuLightning),
@@ -115,7 +137,7 @@ impl GpuMixer {
     pub fn has_state(&self) -> bool {
         match self {
             GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Latent(_) => false,
-            GpuMixer::Delta(_) | GpuMixer::ShortConv(_) => true,
+            GpuMixer::Delta(_) | GpuMixer::Kda(_) | GpuMixer::ShortConv(_) => true,
             GpuMixer::Mamba2(_) | GpuMixer::Lightning(_) => true,
         }
     }
@@ -223,6 +245,7 @@ impl<'a> Packer<'a> {
             Mixer::Latent(w) => GpuMixer::Latent(self.latent(w)),
             Mixer::None => GpuMixer::None,
             Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
+            Mixer::Kda(w) => GpuMixer::Kda(Box::new(self.kda(w))),
             Mixer::ShortConv(w) => GpuMixer::ShortConv(self.short_conv(w)),
             Mixer::Mamba2(w) => GpuMixer::Mamba2(self.mamba2(w)),
             Mixer::Lightning(w) => GpuMixer::Lightning(self.lightning(w)),
@@ -310,6 +333,27 @@ impl<'a> Packer<'a> {
             conv: self.conv(w.conv_form(), Some(Units::of(w.shape))),
             a: self.vector(&w.a),
             dt: self.vector(&w.dt),
+            norm: self.vector(&w.norm),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn kda(&mut self, w: &'a KdaWeights) -> GpuKda {
+        let mut projection = |part: &'a Projection| GpuProjection {
+            first: self.linear(&part.first),
+            second: part.second.as_ref().map(|second| self.linear(second)),
+        };
+        let (decay, gate) = (projection(&w.decay), projection(&w.gate));
+        GpuKda {
+            shape: w.shape,
+            qkv: w.qkv.each_ref().map(|linear| self.linear(linear)),
+            conv: self.conv(w.conv.form(), Some(Units::of(w.shape))),
+            decay,
+            beta: self.linear(&w.beta),
+            a: self.vector(&w.a),
+            dt: self.vector(&w.dt),
+            bound: w.bound,
+            gate,
             norm: self.vector(&w.norm),
             output: self.linear(&w.output),
         }

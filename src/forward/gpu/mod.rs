@@ -18,6 +18,7 @@ mod experts;
 mod gated_delta;
 mod graphs;
 mod hybrid_moe;
+mod kda;
 mod layer;
 mod layer_loop;
 mod layers;

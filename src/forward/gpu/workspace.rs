@@ -78,6 +78,8 @@ pub struct MixerLayout {
     pub qkv: ByteRange,
     pub convolved: ByteRange,
     pub gates: [ByteRange; 2],
+    pub decays: ByteRange,
+    pub ranks: ByteRange,
 }
 
 #[derive(Clone, Default)]
@@ -261,6 +263,10 @@ struct RecurrentWidths {
     values: usize,
     /// Numbers of gates.
     heads: usize,
+    /// Numbers that decays are made of, if each element of a key has its own.
+    decays: usize,
+    /// Of the first product of a matrix in two parts.
+    rank: usize,
 }
 
 impl RecurrentWidths {
@@ -271,7 +277,19 @@ impl RecurrentWidths {
                 convolved: w.shape.channels(),
                 values: w.shape.value_width(),
                 heads: w.shape.n_v_heads,
+                ..RecurrentWidths::default()
             },
+            Mixer::Kda(w) => {
+                let seconds = w.decay.second.iter().chain(&w.gate.second);
+                RecurrentWidths {
+                    projected: w.shape.channels(),
+                    convolved: w.shape.channels(),
+                    values: w.shape.value_width(),
+                    heads: w.shape.n_v_heads,
+                    decays: w.shape.key_width(),
+                    rank: seconds.map(|part| part.weight.cols).max().unwrap_or(0),
+                }
+            }
             Mixer::ShortConv(w) => RecurrentWidths {
                 projected: w.input.weight.rows,
                 values: w.conv.shape.channels,
@@ -295,6 +313,8 @@ impl RecurrentWidths {
         self.convolved = self.convolved.max(own.convolved);
         self.values = self.values.max(own.values);
         self.heads = self.heads.max(own.heads);
+        self.decays = self.decays.max(own.decays);
+        self.rank = self.rank.max(own.rank);
     }
 }
 
@@ -328,6 +348,7 @@ impl MixerLayout {
         let acts = [
             acts_bytes(n, h.n_head * h.head_dim_v),
             acts_bytes(n, recurrent.values),
+            acts_bytes(n, recurrent.rank),
             acts_bytes(n, q_rank),
             latent(acts_bytes(heads, nope)),
             latent(acts_bytes(heads, rank)),
@@ -350,6 +371,8 @@ impl MixerLayout {
             qkv: bump.words(n * recurrent.projected),
             convolved: bump.words(n * recurrent.convolved),
             gates: [bump.words(2 * n * recurrent.heads), bump.words(n * recurrent.heads)],
+            decays: bump.words(n * recurrent.decays),
+            ranks: bump.words(n * recurrent.rank),
         }
     }
 }

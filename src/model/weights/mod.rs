@@ -29,7 +29,9 @@ use ffn::Experts;
 pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 pub use next_token::NextTokenWeights;
-pub use recurrent::{KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, ShortConvWeights};
+pub use recurrent::{
+    KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, Projection, ShortConvWeights,
+};
 pub use streams::{Connection, Part, Streams};
 
 /// A normalisation of the stream.
@@ -62,7 +64,7 @@ impl Mixer {
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
             Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
-            Mixer::None | Mixer::Delta(_) | Mixer::ShortConv(_) => true,
+            Mixer::None | Mixer::Delta(_) | Mixer::Kda(_) | Mixer::ShortConv(_) => true,
             Mixer::Mamba2(_) | Mixer::Lightning(_) => true,
             Mixer::Latent(w) => w.has_kernels(chooses),
             _ => false,
