@@ -50,6 +50,7 @@ pub struct GpuLatent {
     pub kv_a_norm: GpuVector,
     pub k_b: GpuHeads,
     pub v_b: GpuHeads,
+    pub gate: Option<GpuLinear>,
     pub rotates: bool,
     pub output: GpuLinear,
 }
@@ -313,6 +314,7 @@ impl<'a> Packer<'a> {
             kv_a_norm: self.vector(&w.kv_a_norm),
             k_b: self.heads(&w.k_b),
             v_b: self.heads(&w.v_b),
+            gate: w.gate.as_ref().map(|gate| self.linear(gate)),
             rotates: w.rotates,
             output: self.linear(&w.output),
         }
