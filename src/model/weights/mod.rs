@@ -17,6 +17,7 @@ use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
 use super::rope::{RopeFactors, RopeScaling};
 use crate::Result;
+use crate::backend::ops::DEVICE_KEY_MAX;
 use crate::experts::LayerExperts;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
@@ -64,8 +65,12 @@ impl Mixer {
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
             Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
-            Mixer::None | Mixer::Delta(_) | Mixer::Kda(_) | Mixer::ShortConv(_) => true,
-            Mixer::Mamba2(_) | Mixer::Lightning(_) => true,
+            Mixer::None | Mixer::ShortConv(_) => true,
+            Mixer::Delta(DeltaWeights { shape, .. }) | Mixer::Kda(KdaWeights { shape, .. }) => {
+                shape.k_dim <= DEVICE_KEY_MAX
+            }
+            Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
+            Mixer::Lightning(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Latent(w) => w.has_kernels(chooses),
             _ => false,
         }
