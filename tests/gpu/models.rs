@@ -150,6 +150,18 @@ agree! {
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }
 
+/// No layer of these is left to the CPU.
+#[test]
+fn recurrent_layers_have_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let of_scans = ["granitehybrid", "nemotron_h_moe", "minimax-01"];
+    for name in ["lfm2moe", "kimi-linear", "bailingmoe3"].into_iter().chain(of_scans) {
+        let path = convert_golden(name, "q8_0", dir.path());
+        let plan = load(&path, &on_device(0, "")).plan().device.clone().unwrap().plan;
+        assert_eq!((plan.n_cpu_only, plan.gpu_layers.start), (0, 0), "{name}");
+    }
+}
+
 /// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is
 /// what is decoded behind it. Tokens that are decoded from the first one on have the CPU's bits.
 fn with_cache(name: &str, cache: CacheType) {
