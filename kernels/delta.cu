@@ -1,16 +1,15 @@
-// Gated delta rule (arXiv 2412.06464, equation 10) behind a short convolution. Twin:
-// src/backend/cpu/delta.rs, to the bit.
+// Gated delta rule (arXiv 2412.06464, equation 10; with a decay for each element of a key, arXiv
+// 2510.26692) behind a short convolution (conv.cu), which makes queries and keys unit vectors.
+// Twin: src/backend/cpu/delta.rs, to the bit.
 //
-// The kernels, in the order of their launches:
-//
-//   delta_inputs   qkv = silu(convolution(past, x)); q and k of each head become unit vectors
-//   delta_past     past = the last inputs
-//   delta_rule     per token S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
-//   delta_norm     x ← rms_norm(x)·weight · silu(gate)
+//   delta_rule   per token S ← decay·S; S ← S + k ⊗ beta·(v − Sᵀk); out = Sᵀq
+//   kda_rule     the same with a decay for each row of S
+//   delta_norm   x ← rms_norm(x)·weight · silu(gate), or sigmoid(gate)
 //
 // The columns of a head's state are independent, so a warp keeps 32 of them in shared memory for
 // all tokens, one thread for each: 16 KB for keys of 128. A token takes 2·k_dim dependent fused
-// multiply-adds, about 0.7 µs; 32 heads of 128 columns are 128 warps at once.
+// multiply-adds, about 0.7 µs; 32 heads of 128 columns are 128 warps at once. Each warp of a head
+// makes the decays of kda_rule for itself, which are k_dim / 32 a thread and token.
 //
 // Expected bytes: the state once each way, 4 MB (32 heads of 128 × 128), for a token as for a
 // prompt.
@@ -19,102 +18,17 @@
 static constexpr u32 THREADS = 128;
 // A warp loads the queries and keys of so many tokens at once; STAGED in src/backend/gpu/delta.rs.
 static constexpr u32 STAGED = 8;
-// Added to the sum of squares of a query or key before it is made a unit vector.
-static constexpr float UNIT_EPS = 1e-6f;
-
-// Moves channel c's past inputs up by `tokens`. Each place is read before it is written, since it
-// gets what lies behind it.
-__device__ __forceinline__ void move_past(Global<float> past, Global<const float> x, u32 tokens,
-                                          u32 channels, u32 before, u32 c) {
-    for (u32 place = 0; place < before; place++) {
-        u32 from = place + tokens;
-        float value = from < before
-                          ? static_cast<float>(past[static_cast<u64>(from) * channels + c])
-                          : x[static_cast<u64>(from - before) * channels + c];
-        past[static_cast<u64>(place) * channels + c] = value;
-    }
-}
-
-struct DeltaInputsParams {
-    // [tokens, channels]: q [n_k_heads, k_dim], k as q, v [n_v_heads, v_dim]
-    Address<const float> x;
-    // [kernel − 1, channels]: the inputs before x
-    Address<float> past;
-    // [channels, kernel], whose last column belongs to the present
-    Address<const float> weight;
-    // As x; null for delta_past.
-    Address<float> qkv;
-    u32 tokens;
-    u32 channels;
-    u32 kernel;
-    u32 k_dim;
-    u32 n_k_heads;
-    float query_scale;
-};
-static_assert(sizeof(DeltaInputsParams) == 56);
-
-// Block (s, t) computes the s-th k_dim channels of token t. The first 2·n_k_heads of these blocks
-// are heads of q and k. With one token, the thread of a channel also moves that channel's past.
-KERNEL(delta_inputs, THREADS, DeltaInputsParams) {
-    SHARED_DYNAMIC(float, head);
-    SHARED(float, norm, 1);
-    Global<const float> x = p.x, weight = p.weight;
-    Global<float> past = p.past;
-    u32 tokens = p.tokens, channels = p.channels, kernel = p.kernel, k_dim = p.k_dim;
-    u32 first = blockIdx.x * k_dim, n = min(k_dim, channels - first), t = blockIdx.y;
-    u32 before = kernel - 1;
-    Global<float> to = p.qkv + (static_cast<u64>(t) * channels + first);
-    bool unit = blockIdx.x < 2 * p.n_k_heads;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        u32 c = first + i;
-        // The twin's empty sum.
-        float sum = -0.0f;
-        for (u32 j = 0; j < kernel; j++) {
-            u32 at = t + j;
-            float value = at < before
-                              ? static_cast<float>(past[static_cast<u64>(at) * channels + c])
-                              : x[static_cast<u64>(at - before) * channels + c];
-            sum += weight[static_cast<u64>(c) * kernel + j] * value;
-        }
-        if (tokens == 1) move_past(past, x, tokens, channels, before, c);
-        float value = sum * sigmoid(sum);
-        if (unit) {
-            head[i] = value;
-        } else {
-            to[i] = value;
-        }
-    }
-    if (!unit) return;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        float squares = -0.0f;
-#pragma unroll 8
-        for (u32 i = 0; i < n; i++) {
-            float value = head[i];
-            squares += value * value;
-        }
-        norm[0] = sqrtf(squares + UNIT_EPS);
-    }
-    __syncthreads();
-    float scale = blockIdx.x < p.n_k_heads ? p.query_scale : 1.0f;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) to[i] = head[i] / norm[0] * scale;
-}
-
-// Follows delta_inputs of several tokens.
-KERNEL(delta_past, THREADS, DeltaInputsParams) {
-    u32 c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c < p.channels) move_past(p.past, p.x, p.tokens, p.channels, p.kernel - 1, c);
-}
-
 struct DeltaRuleParams {
-    // [tokens, channels], from delta_inputs
+    // [tokens, channels], from short_conv: q and k [n_k_heads, k_dim], v [n_v_heads, v_dim]
     Address<const float> qkv;
     // Rows of `gate_stride` numbers, one row a token. The number of head h is element h % run of
     // run h / run, and runs begin `pitch` numbers apart.
     Address<const float> betas;
+    // The same; for kda_rule [tokens, n_v_heads, k_dim].
     Address<const float> alphas;
-    // [n_v_heads] each: decay = e^(a · softplus(alpha + dt))
+    // decay = e^(a · softplus(alpha + dt)), or e^(bound · sigmoid(a · (alpha + dt))): [n_v_heads]
     Address<const float> a;
+    // As a; for kda_rule [n_v_heads, k_dim].
     Address<const float> dt;
     // [n_v_heads, k_dim, v_dim]
     Address<float> state;
@@ -131,18 +45,24 @@ struct DeltaRuleParams {
     // Value head h belongs to key head h mod n_k_heads if this is not 0, otherwise to
     // h / (n_v_heads / n_k_heads).
     u32 tiled;
-    u32 unused;
+    // Below 0, or 0 if there is none; for kda_rule.
+    float bound;
 };
 static_assert(sizeof(DeltaRuleParams) == 96);
 
-// Block (b, h) is one warp for columns 32·b … of value head h.
-KERNEL(delta_rule, WARP, DeltaRuleParams) {
-    SHARED_DYNAMIC(float, columns);
+__device__ __forceinline__ float decay_of(float x, float a, float bound) {
+    return moeba_exp(bound != 0.0f ? bound * sigmoid(a * x) : a * softplus(x));
+}
+
+// Block (b, h) is one warp for columns 32·b … of value head h. EACH: a decay for each row.
+template <bool EACH>
+__device__ __forceinline__ void rule(const DeltaRuleParams& p, Shared<float> columns) {
     Global<const float> qkv = p.qkv;
     Global<float> out = p.out;
     u32 n_k_heads = p.n_k_heads, n_v_heads = p.n_v_heads, k_dim = p.k_dim, v_dim = p.v_dim;
     u32 tokens = p.tokens;
     Shared<float> queries = columns + WARP * k_dim, keys = queries + STAGED * k_dim;
+    Shared<float> row_decays = keys + (EACH ? STAGED * k_dim : 0);
     u32 lane = threadIdx.x, h = blockIdx.y, column = blockIdx.x * WARP + lane;
     u32 key_head = p.tiled ? h % n_k_heads : h / (n_v_heads / n_k_heads);
     u32 key_width = n_k_heads * k_dim, channels = 2 * key_width + n_v_heads * v_dim;
@@ -153,13 +73,12 @@ KERNEL(delta_rule, WARP, DeltaRuleParams) {
         own[i * WARP] = live ? static_cast<float>(kept[static_cast<u64>(i) * v_dim]) : 0.0f;
     }
     u32 gate = h / p.run * p.pitch + h % p.run;
-    float rate = p.a[h], shift = p.dt[h];
+    float rate = p.a[h], shift = EACH ? 0.0f : static_cast<float>(p.dt[h]);
     float decays = 0.0f, shares = 0.0f;
     for (u32 t = 0; t < tokens; t++) {
         if (t % WARP == 0 && t + lane < tokens) {
             u64 at = static_cast<u64>(t + lane) * p.gate_stride + gate;
-            float alpha = p.alphas[at] + shift;
-            decays = moeba_exp(rate * softplus(alpha));
+            if (!EACH) decays = moeba_exp(rate * softplus(p.alphas[at] + shift));
             shares = sigmoid(p.betas[at]);
         }
         if (t % STAGED == 0) {
@@ -170,20 +89,25 @@ KERNEL(delta_rule, WARP, DeltaRuleParams) {
                 for (u32 i = lane; i < k_dim; i += WARP) {
                     queries[s * k_dim + i] = query[i];
                     keys[s * k_dim + i] = key[i];
+                    if (!EACH) continue;
+                    u64 at = (static_cast<u64>(t + s) * n_v_heads + h) * k_dim + i;
+                    float alpha = p.alphas[at] + p.dt[h * k_dim + i];
+                    row_decays[s * k_dim + i] = decay_of(alpha, rate, p.bound);
                 }
             }
             __syncwarp();
         }
-        float decay = __shfl_sync(FULL_WARP, decays, t % WARP);
+        float decay = EACH ? 1.0f : __shfl_sync(FULL_WARP, decays, t % WARP);
         float beta = __shfl_sync(FULL_WARP, shares, t % WARP);
         if (!live) continue;
         Shared<float> query = queries + t % STAGED * k_dim, key = keys + t % STAGED * k_dim;
+        Shared<float> row_decay = row_decays + t % STAGED * k_dim;
         // Loaded early, since it is needed late.
         float value = qkv[static_cast<u64>(t) * channels + 2 * key_width + h * v_dim + column];
         float memory = 0.0f;
 #pragma unroll 8
         for (u32 i = 0; i < k_dim; i++) {
-            float s = own[i * WARP] * decay;
+            float s = own[i * WARP] * (EACH ? static_cast<float>(row_decay[i]) : decay);
             own[i * WARP] = s;
             memory = fmaf(key[i], s, memory);
         }
@@ -200,6 +124,16 @@ KERNEL(delta_rule, WARP, DeltaRuleParams) {
     for (u32 i = 0; i < k_dim; i++) kept[static_cast<u64>(i) * v_dim] = own[i * WARP];
 }
 
+KERNEL(delta_rule, WARP, DeltaRuleParams) {
+    SHARED_DYNAMIC(float, columns);
+    rule<false>(p, columns);
+}
+
+KERNEL(kda_rule, WARP, DeltaRuleParams) {
+    SHARED_DYNAMIC(float, columns);
+    rule<true>(p, columns);
+}
+
 struct DeltaNormParams {
     // [rows, dim]
     Address<float> x;
@@ -210,7 +144,8 @@ struct DeltaNormParams {
     float eps;
     u32 rows;
     u32 dim;
-    u32 unused;
+    // The gate's function is sigmoid, not silu.
+    u32 sigmoid_gate;
 };
 static_assert(sizeof(DeltaNormParams) == 40);
 
@@ -231,6 +166,7 @@ KERNEL(delta_norm, THREADS, DeltaNormParams) {
     float scale = 1.0f / sqrtf(squares / static_cast<float>(dim) + p.eps);
     for (u32 i = lane; i < dim; i += WARP) {
         float value = x[at + i];
-        x[at + i] = swiglu(gate[at + i], value * scale * weight[i]);
+        value = value * scale * weight[i];
+        x[at + i] = p.sigmoid_gate ? value * sigmoid(gate[at + i]) : swiglu(gate[at + i], value);
     }
 }

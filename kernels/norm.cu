@@ -1,9 +1,11 @@
 // Normalisation and sums of rows. Twins: src/backend/cpu/norm.rs and `rms_norm` of
 // src/simd/scalar.rs.
 //
-//   rms_norm    out[r, i] = x[r, i] · 1/√(mean(x[r]²) + eps) · weight[i]      to the bit
+//   rms_norm    out[r, i] = x[r, i] · 1/√(mean(x[r]²) + eps) · weight[i]      to the bit; rows may
+//               be groups of a vector, each with weights of its own
 //   layer_norm  out[r, i] = (x[r, i] − mean) / √(variance + eps) · weight[i] + bias[i]
 //   add_scaled  acc[i] = fma(scale, x[i], acc[i])                             to the bit
+//   add_normed  x[i] = fma(scale, h[i], 0) + y[i]                             to the bit
 //
 // A row's squares are summed in the eight lanes of "One arithmetic", so eight threads of a row do
 // all the adding, one fused multiply-add after the other: dim/8 of them at four cycles, 0.7 µs at
@@ -45,26 +47,6 @@ __device__ __forceinline__ float sum_of_squares(In x, u32 dim, bool live) {
     return tree8_threads(lane);
 }
 
-template <class In, class Out>
-__device__ __forceinline__ void rms(In x, Global<const float> weight, float eps, Out out,
-                                    u32 rows, u32 dim) {
-    SHARED(float, scales, THREADS / WARP);
-    u32 row = blockIdx.x * blockDim.y + threadIdx.y;
-    bool live = row < rows;
-    u64 at = static_cast<u64>(live ? row : 0) * dim;
-    float squares = sum_of_squares(x + at, dim, live);
-    if (threadIdx.x == 0) {
-        scales[threadIdx.y] = 1.0f / sqrtf(squares / static_cast<float>(dim) + eps);
-    }
-    __syncthreads();
-    if (!live) return;
-    float scale = scales[threadIdx.y];
-    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
-        float value = x[at + i];
-        out[at + i] = value * scale * weight[i];
-    }
-}
-
 struct RmsNormParams {
     // Null for rms_norm_in_place, which reads `out`.
     Address<const float> x;
@@ -73,19 +55,42 @@ struct RmsNormParams {
     float eps;
     u32 rows;
     u32 dim;
-    u32 unused;
+    // Rows of `weight`, of which x's rows have one after the other.
+    u32 groups;
 };
 static_assert(sizeof(RmsNormParams) == 40);
+
+template <class In, class Out>
+__device__ __forceinline__ void rms(In x, const RmsNormParams& p, Out out) {
+    SHARED(float, scales, THREADS / WARP);
+    Global<const float> weight = p.weight;
+    u32 rows = p.rows, dim = p.dim;
+    u32 row = blockIdx.x * blockDim.y + threadIdx.y;
+    bool live = row < rows;
+    u64 at = static_cast<u64>(live ? row : 0) * dim;
+    float squares = sum_of_squares(x + at, dim, live);
+    if (threadIdx.x == 0) {
+        scales[threadIdx.y] = 1.0f / sqrtf(squares / static_cast<float>(dim) + p.eps);
+    }
+    __syncthreads();
+    if (!live) return;
+    float scale = scales[threadIdx.y];
+    weight = weight + row % p.groups * dim;
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        float value = x[at + i];
+        out[at + i] = value * scale * weight[i];
+    }
+}
 
 KERNEL(rms_norm, THREADS, RmsNormParams) {
     Global<const float> x = p.x;
     Global<float> out = p.out;
-    rms(x, p.weight, p.eps, out, p.rows, p.dim);
+    rms(x, p, out);
 }
 
 KERNEL(rms_norm_in_place, THREADS, RmsNormParams) {
     Global<float> x = p.out;
-    rms(x, p.weight, p.eps, x, p.rows, p.dim);
+    rms(x, p, x);
 }
 
 // The sum over a block of one row, in every thread.
@@ -142,4 +147,19 @@ static_assert(sizeof(AddScaledParams) == 24);
 KERNEL(add_scaled, THREADS, AddScaledParams) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.acc[i] = fmaf(p.scale, p.x[i], p.acc[i]);
+}
+
+struct AddNormedParams {
+    Address<const float> h;
+    Address<const float> y;
+    Address<float> x;
+    float scale;
+    u32 n;
+};
+static_assert(sizeof(AddNormedParams) == 32);
+
+// The twin adds to zero, which makes a product of −0 a 0.
+KERNEL(add_normed, THREADS, AddNormedParams) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < p.n) p.x[i] = fmaf(p.scale, p.h[i], 0.0f) + p.y[i];
 }

@@ -69,13 +69,22 @@
         gzip: include_bytes!("cache.ptx.gz"),
     },
     Module {
+        source: "conv",
+        compute: 75,
+        digest: "4580a7e5f432525475c15026f1daf06e669c52f2334a2191684180f1301d8be6",
+        kernels: &[
+            "short_conv",
+            "short_conv_past",
+        ],
+        gzip: include_bytes!("conv.ptx.gz"),
+    },
+    Module {
         source: "delta",
         compute: 75,
-        digest: "b5bfe6540766768d3ee24e935aec3fd250f811f3a29eb64ed7f176e56ae32ec5",
+        digest: "0d1f5fcf115aa522fe71949d75b9494d4a56769e74643e816d05ba7efc06dbfd",
         kernels: &[
-            "delta_inputs",
-            "delta_past",
             "delta_rule",
+            "kda_rule",
             "delta_norm",
         ],
         gzip: include_bytes!("delta.ptx.gz"),
@@ -342,12 +351,13 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "7a63b0fef4bcfc8ac52ce925cbd9ae13280664a0e8a38cb1a57180c6f182eb9b",
+        digest: "b429c8319f88f4463932f2c2e88f1aa401258c0d64e133bb65cd191c25d99699",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
             "layer_norm",
             "add_scaled",
+            "add_normed",
         ],
         gzip: include_bytes!("norm.ptx.gz"),
     },
@@ -406,6 +416,15 @@
             "top_k_keys",
         ],
         gzip: include_bytes!("sample.ptx.gz"),
+    },
+    Module {
+        source: "scan",
+        compute: 75,
+        digest: "ae75e19102fca27fe90477eefb3bede77d1aae702d177bb6d8804218a5a91acb",
+        kernels: &[
+            "scan",
+        ],
+        gzip: include_bytes!("scan.ptx.gz"),
     },
     Module {
         source: "slots",

@@ -1,7 +1,6 @@
 //! Linear-attention layers: a gated delta rule behind a short convolution.
 
 use crate::backend::cpu::acts::Kinds;
-use crate::backend::ops::ShortConv;
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::scratch::{rows_of, rows_of_mut};
@@ -51,7 +50,7 @@ impl CpuPass<'_, '_> {
         let (channels, n_heads) = (w.shape.channels(), w.shape.n_v_heads);
         d.convolved.resize(d.qkv.len());
         m.attended.resize(n * w.shape.value_width());
-        let conv = ShortConv { shape: w.shape.conv(), weight: &w.conv, bias: None, silu: true };
+        let conv = w.conv_form();
         for (rows, segment) in self.batch.segments() {
             let cache = &mut *self.caches[segment.session];
             let mut start = rows.start;

@@ -52,7 +52,7 @@ impl CpuPass<'_, '_> {
             }
         }
         cpu.kernels.sigmoid(&mut d.beta);
-        self.log_decays(w, &mut d.log_decay);
+        cpu.element_decays(&mut d.log_decay, &w.dt, &w.a, w.bound);
         // convolution, recurrence: each text with its own state
         let channels = w.shape.channels();
         d.convolved.resize(d.qkv.len());
@@ -69,30 +69,5 @@ impl CpuPass<'_, '_> {
         cpu.rms_norm_heads(&mut m.attended, &w.norm, model.hyper.norm_eps);
         cpu.sigmoid_gated(&mut m.attended, &mut m.gate);
         self.attention_output(&w.output, m, y);
-    }
-
-    /// The projection's result → logarithms of decays, [rows, n_heads, k_dim].
-    fn log_decays(&self, w: &KdaWeights, x: &mut [f32]) {
-        let factors = |x: &mut [f32]| {
-            for row in x.chunks_exact_mut(w.dt.len()) {
-                for (head, a) in row.chunks_exact_mut(w.shape.k_dim).zip(&w.a) {
-                    head.iter_mut().for_each(|decay| *decay *= a);
-                }
-            }
-        };
-        match w.bound {
-            None => {
-                self.cpu.steps(x, &w.dt);
-                factors(x);
-            }
-            Some(bound) => {
-                for row in x.chunks_exact_mut(w.dt.len()) {
-                    row.iter_mut().zip(&w.dt).for_each(|(x, dt)| *x += dt);
-                }
-                factors(x);
-                self.cpu.kernels.sigmoid(x);
-                x.iter_mut().for_each(|x| *x *= bound);
-            }
-        }
     }
 }

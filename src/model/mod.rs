@@ -29,7 +29,7 @@ use crate::experts::{
     self, ExpertStore, Hierarchy, LayerExperts, RamTier, Resident, StreamOptions,
 };
 use crate::gguf::Gguf;
-use descriptor::{Descriptor, Residual};
+use descriptor::Descriptor;
 pub use hyper::HyperParams;
 use next_token::NextTokenHead;
 use rope::RopeFactors;
@@ -118,7 +118,7 @@ impl Bound {
 
     /// As [`Model::has_kernels`].
     pub fn has_kernels(&self, layer: usize, n_ctx: usize) -> bool {
-        has_kernels(&self.descriptor, &self.hyper, &self.weights.layers[layer], n_ctx)
+        has_kernels(&self.hyper, &self.weights.layers[layer], n_ctx)
     }
 
     /// Experts that a token uses in a layer.
@@ -262,7 +262,7 @@ impl Model {
     /// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`; the CPU
     /// computes one without.
     pub(crate) fn has_kernels(&self, layer: usize, n_ctx: usize) -> bool {
-        has_kernels(&self.descriptor, &self.hyper, &self.weights.layers[layer], n_ctx)
+        has_kernels(&self.hyper, &self.weights.layers[layer], n_ctx)
     }
 
     /// A layer's routed experts, where it has any.
@@ -290,8 +290,7 @@ impl Model {
 }
 
 /// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`.
-fn has_kernels(parts: &Descriptor, hyper: &HyperParams, layer: &Layer, n_ctx: usize) -> bool {
+fn has_kernels(hyper: &HyperParams, layer: &Layer, n_ctx: usize) -> bool {
     let chooses = hyper.indexer.as_ref().is_some_and(|indexer| indexer.chooses(n_ctx));
-    let is_plain = parts.parts.residual != Residual::Normed && !hyper.sees_all;
-    layer.has_kernels(chooses) && is_plain
+    layer.has_kernels(chooses) && !hyper.sees_all
 }

@@ -42,6 +42,8 @@ impl Bound {
     pub fn unpacked_bytes(&self, layer: usize) -> u64 {
         match &self.weights.layers[layer].mixer {
             Mixer::Latent(latent) => latent.k_b.all.own_bytes() as u64,
+            // Its decays begin at a multiple of 256 bytes on a device.
+            Mixer::Lightning(w) => 4 * w.log_decay.len().next_multiple_of(64) as u64,
             _ => 0,
         }
     }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 24] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -32,6 +32,11 @@ const MODELS: [&str; 19] = [
     "qwen3next",
     "qwen35moe",
     "arctic_mixed",
+    "lfm2moe",
+    "granitehybrid",
+    "nemotron_h_moe",
+    "minimax-01",
+    "kimi-linear",
 ];
 
 /// A text: a prompt and tokens that follow it one by one.

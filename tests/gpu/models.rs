@@ -142,9 +142,24 @@ agree! {
     llama4: 0.0, ["llama4_hf"];
     smallthinker: 0.0, ["smallthinker", "maple"];
     heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
-    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "kimi-linear", "nemotron_h_moe"];
+    short_convolutions: 0.0, ["lfm2moe"];
+    scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01"];
+    kda: 0.0, ["kimi-linear", "bailingmoe3"];
+    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "jamba"];
     streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
+}
+
+/// No layer of these is left to the CPU.
+#[test]
+fn recurrent_layers_have_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let of_scans = ["granitehybrid", "nemotron_h_moe", "minimax-01"];
+    for name in ["lfm2moe", "kimi-linear", "bailingmoe3"].into_iter().chain(of_scans) {
+        let path = convert_golden(name, "q8_0", dir.path());
+        let plan = load(&path, &on_device(0, "")).plan().device.clone().unwrap().plan;
+        assert_eq!((plan.n_cpu_only, plan.gpu_layers.start), (0, 0), "{name}");
+    }
 }
 
 /// Over a cache of fewer bits, attention of prompts is on tensor cores: within a bound, and so is

@@ -53,6 +53,11 @@ fn a_text_comes_back_in_pages() {
         ("gpt_oss", [CacheType::BF16, CacheType::F16], Some(2)),
         ("qwen3moe", [CacheType::Q4_0, CacheType::Q5_1], Some(3)),
         ("qwen35moe", [CacheType::F32, CacheType::F32], Some(3)),
+        // A past without a state, a state without a past, both, and layers on either side.
+        ("lfm2moe", [CacheType::F32, CacheType::F32], None),
+        ("minimax-01", [CacheType::F32, CacheType::F32], None),
+        ("nemotron_h_moe", [CacheType::F32, CacheType::F32], None),
+        ("kimi-linear", [CacheType::F32, CacheType::F32], Some(3)),
     ];
     for (name, types, gpu_layers) in cases {
         let path = convert_golden(name, "q8_0", dir.path());

@@ -450,6 +450,8 @@ const GPU_PASS: &[&str] = &[
     "cross_attention",
     "mla",
     "gated_delta",
+    "kda",
+    "recurrent",
     "moe",
     "logits",
     "hybrid_moe",

@@ -46,6 +46,33 @@ impl Cpu {
         });
     }
 
+    /// `x` [tokens, n_heads, k_dim] → logarithms of decays, a · softplus(x + dt), or bound ·
+    /// sigmoid(a · (x + dt)) if there is a bound; `dt` [n_heads, k_dim] and `a` [n_heads].
+    pub fn element_decays(&self, x: &mut [f32], dt: &[f32], a: &[f32], bound: Option<f32>) {
+        let k_dim = dt.len() / a.len();
+        let factors = |x: &mut [f32]| {
+            for row in x.chunks_exact_mut(dt.len()) {
+                for (head, a) in row.chunks_exact_mut(k_dim).zip(a) {
+                    head.iter_mut().for_each(|decay| *decay *= a);
+                }
+            }
+        };
+        match bound {
+            None => {
+                self.steps(x, dt);
+                factors(x);
+            }
+            Some(bound) => {
+                for row in x.chunks_exact_mut(dt.len()) {
+                    row.iter_mut().zip(dt).for_each(|(x, dt)| *x += dt);
+                }
+                factors(x);
+                self.kernels.sigmoid(x);
+                x.iter_mut().for_each(|x| *x *= bound);
+            }
+        }
+    }
+
     /// The recurrence: `qkv` [tokens, channels] → `out` [tokens, n_v_heads, v_dim]. `log_decay`
     /// [tokens, n_v_heads] or [tokens, n_v_heads, k_dim] is the logarithm of what the state or each
     /// of its rows is multiplied by, `beta` [tokens, n_v_heads] how much of a key's old value is

@@ -1,7 +1,7 @@
 //! The gated delta rule of linear-attention layers (`kernels/delta.cu`). Twin: `cpu::delta`, to the
-//! bit. Past inputs and state stay in device memory.
+//! bit. The state stays in device memory.
 
-use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 use crate::backend::ops::{DeltaShape, HeadOrder};
 
@@ -9,21 +9,6 @@ const WARP: usize = 32;
 const THREADS: u32 = 128;
 /// A warp loads the queries and keys of so many tokens at once.
 const STAGED: usize = 8;
-
-kernel_params! {
-    pub struct DeltaInputsParams[56] {
-        x: DevicePtr,
-        past: DevicePtr,
-        weight: DevicePtr,
-        qkv: DevicePtr,
-        tokens: u32,
-        channels: u32,
-        kernel: u32,
-        k_dim: u32,
-        n_k_heads: u32,
-        query_scale: f32,
-    }
-}
 
 kernel_params! {
     pub struct DeltaRuleParams[96] {
@@ -43,7 +28,7 @@ kernel_params! {
         k_dim: u32,
         v_dim: u32,
         tiled: u32,
-        unused: u32,
+        bound: f32,
     }
 }
 
@@ -55,15 +40,14 @@ kernel_params! {
         eps: f32,
         rows: u32,
         dim: u32,
-        unused: u32,
+        sigmoid_gate: u32,
     }
 }
 
 kernels! {
     pub struct Delta {
-        inputs: DeltaInputsParams = "delta_inputs",
-        past: DeltaInputsParams = "delta_past",
         rule: DeltaRuleParams = "delta_rule",
+        kda: DeltaRuleParams = "kda_rule",
         norm: DeltaNormParams = "delta_norm",
     }
 }
@@ -88,58 +72,32 @@ pub enum GateProducts<'a> {
     Apart { beta: DeviceSlice<'a>, alpha: DeviceSlice<'a> },
 }
 
-impl Delta {
-    /// `x` f32 [tokens, channels] → `qkv`, of the same shape: convolution, silu, and queries and
-    /// keys as unit vectors (queries over √k_dim). `past` f32 [kernel − 1, channels] is what came
-    /// before `x`, and afterwards what comes before the next; `weight` f32 [channels, kernel].
-    ///
-    /// # Panics
-    /// If sizes do not fit each other or a head of k does not fit a block's shared memory.
-    pub fn inputs(
-        &self,
-        stream: &Stream,
-        shape: DeltaShape,
-        weight: DeviceSlice,
-        past: DeviceSlice,
-        x: DeviceSlice,
-        qkv: DeviceSlice,
-    ) -> Result<()> {
-        let (channels, tokens) = (shape.channels(), tokens(shape, x));
-        assert_eq!(
-            [past, weight].map(DeviceSlice::count::<f32>),
-            [shape.n_past(), channels * shape.kernel]
-        );
-        assert_eq!(qkv.count::<f32>(), tokens * channels);
-        let shared_bytes = checked_shared(stream, 4 * shape.k_dim);
-        if tokens == 0 {
-            return Ok(());
-        }
-        let params = DeltaInputsParams {
-            x: x.into(),
-            past: past.into(),
-            weight: weight.into(),
-            qkv: qkv.into(),
-            tokens: u32_of(tokens),
-            channels: u32_of(channels),
-            kernel: u32_of(shape.kernel),
-            k_dim: u32_of(shape.k_dim),
-            n_k_heads: u32_of(shape.n_k_heads),
-            query_scale: 1.0 / (shape.k_dim as f32).sqrt(),
-        };
-        let blocks = [u32_of(channels.div_ceil(shape.k_dim)), params.tokens, 1];
-        let grid = Grid::new(blocks, THREADS).with_shared(shared_bytes);
-        // SAFETY: sizes are asserted.
-        unsafe { stream.launch(self.inputs, grid, &params)? };
-        if tokens == 1 {
-            // The kernel has moved the past itself.
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { stream.launch(self.past, Grid::each(channels, THREADS), &params) }
-    }
+/// The gates of a rule with a decay for each element of a key, f32. The decay is
+/// e^(a · softplus(x + dt)), or e^(bound · sigmoid(a · (x + dt))) if there is a bound.
+#[derive(Clone, Copy)]
+pub struct KdaGates<'a> {
+    /// [tokens, n_v_heads], as of [`DeviceGates`].
+    pub beta: DeviceSlice<'a>,
+    /// x: [tokens, n_v_heads, k_dim].
+    pub decay: DeviceSlice<'a>,
+    /// [n_v_heads, k_dim]
+    pub dt: DeviceSlice<'a>,
+    /// [n_v_heads]
+    pub a: DeviceSlice<'a>,
+    /// Below 0.
+    pub bound: Option<f32>,
+}
 
-    /// The recurrence over what `inputs` made: `out` f32 [tokens, n_v_heads, v_dim]. `state` f32
-    /// [n_v_heads, k_dim, v_dim].
+/// The function of a gate behind a norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormGate {
+    Silu,
+    Sigmoid,
+}
+
+impl Delta {
+    /// The recurrence over `qkv` f32 [tokens, channels], convolved, whose queries and keys are unit
+    /// vectors: `out` f32 [tokens, n_v_heads, v_dim]. `state` f32 [n_v_heads, k_dim, v_dim].
     ///
     /// # Panics
     /// If sizes do not fit each other or 32 columns of a head's state do not fit a block's shared
@@ -153,34 +111,45 @@ impl Delta {
         state: DeviceSlice,
         out: DeviceSlice,
     ) -> Result<()> {
-        let DeltaShape { n_k_heads, n_v_heads, k_dim, v_dim, order, .. } = shape;
-        let tokens = tokens(shape, qkv);
-        assert_eq!(state.count::<f32>(), shape.n_state());
-        assert_eq!(out.count::<f32>(), tokens * shape.value_width());
-        let shared_bytes = checked_shared(stream, 4 * k_dim * (WARP + 2 * STAGED));
-        if tokens == 0 {
-            return Ok(());
-        }
-        let params = DeltaRuleParams {
-            qkv: qkv.into(),
-            state: state.into(),
-            out: out.into(),
-            tokens: u32_of(tokens),
-            n_k_heads: u32_of(n_k_heads),
-            n_v_heads: u32_of(n_v_heads),
-            k_dim: u32_of(k_dim),
-            v_dim: u32_of(v_dim),
-            tiled: (order == HeadOrder::Tiled).into(),
-            ..Default::default()
-        };
-        let params = with_gates(params, gates);
-        let blocks = [u32_of(v_dim.div_ceil(WARP)), params.n_v_heads, 1];
-        let grid = Grid::new(blocks, WARP as u32).with_shared(shared_bytes);
-        // SAFETY: sizes are asserted.
-        unsafe { stream.launch(self.rule, grid, &params) }
+        let params = with_gates(params_of(shape, qkv, state, out), gates);
+        launch(stream, self.rule, &params, 2)
     }
 
-    /// `x` f32 [n, dim] ← rms_norm(x) · weight ⊙ silu(gate), `weight` being f32 [dim].
+    /// The same with a decay for each element of a key.
+    ///
+    /// # Panics
+    /// As `rule`.
+    pub fn kda(
+        &self,
+        stream: &Stream,
+        shape: DeltaShape,
+        qkv: DeviceSlice,
+        gates: KdaGates,
+        state: DeviceSlice,
+        out: DeviceSlice,
+    ) -> Result<()> {
+        let params = params_of(shape, qkv, state, out);
+        let KdaGates { beta, decay, dt, a, bound } = gates;
+        let (n, heads, tokens) = (params.n_v_heads, shape.n_v_heads, params.tokens as usize);
+        assert_eq!([beta, a].map(DeviceSlice::count::<f32>), [tokens * heads, heads]);
+        let counts = [decay, dt].map(DeviceSlice::count::<f32>);
+        assert_eq!(counts, [tokens * heads * shape.k_dim, heads * shape.k_dim]);
+        assert!(bound.is_none_or(|bound| bound < 0.0), "a bound of logarithms");
+        let params = DeltaRuleParams {
+            betas: beta.into(),
+            alphas: decay.into(),
+            a: a.into(),
+            dt: dt.into(),
+            gate_stride: n,
+            run: n,
+            pitch: n,
+            bound: bound.unwrap_or(0.0),
+            ..params
+        };
+        launch(stream, self.kda, &params, 3)
+    }
+
+    /// `x` f32 [n, dim] ← rms_norm(x) · weight ⊙ function(gate), `weight` being f32 [dim].
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -190,6 +159,7 @@ impl Delta {
         x: DeviceSlice,
         weight: DeviceSlice,
         eps: f32,
+        function: NormGate,
         gate: DeviceSlice,
     ) -> Result<()> {
         let (n, dim) = (x.count::<f32>(), weight.count::<f32>());
@@ -204,7 +174,7 @@ impl Delta {
             eps,
             rows: u32_of(n / dim),
             dim: u32_of(dim),
-            unused: 0,
+            sigmoid_gate: (function == NormGate::Sigmoid).into(),
         };
         let a_block = THREADS / WARP as u32;
         let blocks = [params.rows.div_ceil(a_block), 1, 1];
@@ -220,14 +190,51 @@ fn tokens(shape: DeltaShape, x: DeviceSlice) -> usize {
     all / channels
 }
 
-/// The shared memory of a block.
+/// The parameters of a rule, but for its gates.
+fn params_of(
+    shape: DeltaShape,
+    qkv: DeviceSlice,
+    state: DeviceSlice,
+    out: DeviceSlice,
+) -> DeltaRuleParams {
+    let DeltaShape { n_k_heads, n_v_heads, k_dim, v_dim, order, .. } = shape;
+    let tokens = tokens(shape, qkv);
+    assert_eq!(state.count::<f32>(), shape.n_state());
+    assert_eq!(out.count::<f32>(), tokens * shape.value_width());
+    DeltaRuleParams {
+        qkv: qkv.into(),
+        state: state.into(),
+        out: out.into(),
+        tokens: u32_of(tokens),
+        n_k_heads: u32_of(n_k_heads),
+        n_v_heads: u32_of(n_v_heads),
+        k_dim: u32_of(k_dim),
+        v_dim: u32_of(v_dim),
+        tiled: (order == HeadOrder::Tiled).into(),
+        ..Default::default()
+    }
+}
+
+/// Launches a rule that keeps `n_staged` vectors of a token, each as long as a key.
 ///
 /// # Panics
-/// If the device has less.
-fn checked_shared(stream: &Stream, bytes: usize) -> usize {
+/// If they and 32 columns of a state do not fit a block's shared memory.
+fn launch(
+    stream: &Stream,
+    kernel: Kernel<DeltaRuleParams>,
+    params: &DeltaRuleParams,
+    n_staged: usize,
+) -> Result<()> {
     let most = stream.gpu().info().shared_bytes_max as usize;
+    let bytes = 4 * params.k_dim as usize * (WARP + n_staged * STAGED);
     assert!(bytes <= most, "a block has {most} bytes of shared memory, not {bytes}");
-    bytes
+    if params.tokens == 0 {
+        return Ok(());
+    }
+    let blocks = [params.v_dim.div_ceil(WARP as u32), params.n_v_heads, 1];
+    let grid = Grid::new(blocks, WARP as u32).with_shared(bytes);
+    // SAFETY: the callers have checked the sizes.
+    unsafe { stream.launch(kernel, grid, params) }
 }
 
 /// The parameters with these gates.

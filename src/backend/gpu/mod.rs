@@ -12,6 +12,7 @@ pub mod acts;
 pub mod attention;
 mod buffer;
 pub mod cache;
+pub mod conv;
 pub mod delta;
 pub mod embed;
 #[cfg(feature = "emulated")]
@@ -28,6 +29,7 @@ pub mod rope;
 pub mod router;
 pub mod rows;
 pub mod sample;
+pub mod scan;
 pub mod slots;
 mod stream;
 
@@ -54,7 +56,7 @@ pub const LAYOUTS: &[&Layout] = &[
     attention::AttentionParams::LAYOUT,
     attention::CombineParams::LAYOUT,
     cache::CacheStoreParams::LAYOUT,
-    delta::DeltaInputsParams::LAYOUT,
+    conv::ShortConvParams::LAYOUT,
     delta::DeltaRuleParams::LAYOUT,
     delta::DeltaNormParams::LAYOUT,
     embed::EmbedParams::LAYOUT,
@@ -67,11 +69,13 @@ pub const LAYOUTS: &[&Layout] = &[
     norm::RmsNormParams::LAYOUT,
     norm::LayerNormParams::LAYOUT,
     norm::AddScaledParams::LAYOUT,
+    norm::AddNormedParams::LAYOUT,
     rope::RopeParams::LAYOUT,
     router::RouteParams::LAYOUT,
     rows::CopyColumnsParams::LAYOUT,
     rows::ValuesParams::LAYOUT,
     sample::TopKParams::LAYOUT,
+    scan::ScanParams::LAYOUT,
     slots::ResolveParams::LAYOUT,
     slots::PostParams::LAYOUT,
     slots::LimitParams::LAYOUT,

@@ -14,7 +14,7 @@ kernel_params! {
         eps: f32,
         rows: u32,
         dim: u32,
-        unused: u32,
+        groups: u32,
     }
 }
 
@@ -38,12 +38,23 @@ kernel_params! {
     }
 }
 
+kernel_params! {
+    pub struct AddNormedParams[32] {
+        h: DevicePtr,
+        y: DevicePtr,
+        x: DevicePtr,
+        scale: f32,
+        n: u32,
+    }
+}
+
 kernels! {
     pub struct Norm {
         rms_norm: RmsNormParams = "rms_norm",
         rms_norm_in_place: RmsNormParams = "rms_norm_in_place",
         layer_norm: LayerNormParams = "layer_norm",
         add_scaled: AddScaledParams = "add_scaled",
+        add_normed: AddNormedParams = "add_normed",
     }
 }
 
@@ -69,7 +80,7 @@ impl Norm {
         let (dim, n) = (weight.count::<f32>(), x.count::<f32>());
         assert!(n == out.count::<f32>() && n.is_multiple_of(dim), "{n} in rows of {dim}");
         let (x, weight, out, rows) = (x.into(), weight.into(), out.into(), u32_of(n / dim));
-        let params = RmsNormParams { x, weight, out, eps, rows, dim: u32_of(dim), unused: 0 };
+        let params = RmsNormParams { x, weight, out, eps, rows, dim: u32_of(dim), groups: 1 };
         self.rms(stream, self.rms_norm, params)
     }
 
@@ -81,14 +92,30 @@ impl Norm {
         weight: DeviceSlice,
         eps: f32,
     ) -> Result<()> {
-        let (dim, n) = (weight.count::<f32>(), x.count::<f32>());
-        assert!(n.is_multiple_of(dim), "{n} in rows of {dim}");
+        self.rms_norm_groups(stream, x, weight, 1, eps)
+    }
+
+    /// RMSNorm of each of `n_groups` parts of the rows of `x` f32 [tokens, n_groups, dim] in place,
+    /// `weight` being f32 [n_groups, dim].
+    pub fn rms_norm_groups(
+        &self,
+        stream: &Stream,
+        x: DeviceSlice,
+        weight: DeviceSlice,
+        n_groups: usize,
+        eps: f32,
+    ) -> Result<()> {
+        let (width, n) = (weight.count::<f32>(), x.count::<f32>());
+        assert!(n.is_multiple_of(width), "{n} in rows of {width}");
+        assert!(width.is_multiple_of(n_groups), "{n_groups} groups of {width}");
+        let dim = width / n_groups;
         let params = RmsNormParams {
             weight: weight.into(),
             out: x.into(),
             eps,
             rows: u32_of(n / dim),
             dim: u32_of(dim),
+            groups: u32_of(n_groups),
             ..Default::default()
         };
         self.rms(stream, self.rms_norm_in_place, params)
@@ -156,5 +183,25 @@ impl Norm {
         let params = AddScaledParams { acc: acc.into(), x: x.into(), scale, n: u32_of(n) };
         // SAFETY: sizes are asserted.
         unsafe { stream.launch(self.add_scaled, Grid::each(n, THREADS), &params) }
+    }
+
+    /// `x = scale · h + y`, all f32 of one shape: the bits of adding both to zero in this order,
+    /// the first fused.
+    pub fn add_normed(
+        &self,
+        stream: &Stream,
+        scale: f32,
+        h: DeviceSlice,
+        y: DeviceSlice,
+        x: DeviceSlice,
+    ) -> Result<()> {
+        let n = x.count::<f32>();
+        assert_eq!([h, y].map(DeviceSlice::count::<f32>), [n; 2]);
+        if n == 0 {
+            return Ok(());
+        }
+        let params = AddNormedParams { h: h.into(), y: y.into(), x: x.into(), scale, n: u32_of(n) };
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.add_normed, Grid::each(n, THREADS), &params) }
     }
 }

@@ -1,5 +1,9 @@
 //! Recurrent layers: sizes of what carries on from position to position.
 
+/// Elements of a key, at most, whose states devices compute: 32 columns of one and what is staged
+/// beside them fit the shared memory of every device, 64 KiB.
+pub const DEVICE_KEY_MAX: usize = 256;
+
 /// Values that a layer keeps of a text, whatever its length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateSize {

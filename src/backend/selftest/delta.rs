@@ -4,7 +4,8 @@ use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
-use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts};
+use crate::backend::gpu::conv::{Conv, ConvRows, DeviceConv, Units};
+use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts, NormGate};
 use crate::backend::ops::{DeltaShape, HeadOrder, ShortConv};
 
 const EPS: f32 = 1e-6;
@@ -13,7 +14,7 @@ const PASSES: [usize; 6] = [9, 1, 1, 2, 3, 1];
 const LONG_PASSES: [usize; 3] = [1, 70, 33];
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let delta = Delta::load(&bench.gpu)?;
+    let kernels = Kernels { conv: Conv::load(&bench.gpu)?, delta: Delta::load(&bench.gpu)? };
     let shape = |[n_k_heads, n_v_heads, k_dim, v_dim]: [usize; 4], order| DeltaShape {
         n_k_heads,
         n_v_heads,
@@ -37,28 +38,46 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         for (mixed, shape) in
             [true, false].into_iter().flat_map(|m| shapes.iter().map(move |s| (m, s)))
         {
-            Case { shape: *shape, mixed, passes: &PASSES }.compare(bench, &delta, row)?;
+            Case { shape: *shape, mixed, passes: &PASSES }.compare(bench, &kernels, row)?;
         }
         for shape in bench.shapes(&[], &[small], &[]) {
-            Case { shape, mixed: false, passes: &LONG_PASSES }.compare(bench, &delta, row)?;
+            Case { shape, mixed: false, passes: &LONG_PASSES }.compare(bench, &kernels, row)?;
         }
         Ok(())
     });
+    delta_norm(bench, &kernels.delta, report);
+    Ok(())
+}
+
+fn delta_norm(bench: &Bench, delta: &Delta, report: &mut Report) {
     report.row("delta_norm", "f32", |row| {
         for [rows, dim] in bench.shapes(&[[7, 5], [1, 130]], &[[1, 128], [12, 64]], &[[512, 128]]) {
             let mut random = Random(dim as u64);
-            let (mut x, weight) = (random.floats(rows * dim), random.floats(dim));
+            let (x, weight) = (random.floats(rows * dim), random.floats(dim));
             let gate = random.floats(rows * dim);
-            let [x_up, weight_up, gate_up] = [&x, &weight, &gate].map(|v| bench.up_f32(v));
-            let (x_up, weight_up, gate_up) = (x_up?, weight_up?, gate_up?);
-            let (stream, weight_up) = (&bench.stream, weight_up.all());
-            delta.rms_norm_gated(stream, x_up.all(), weight_up, EPS, gate_up.all())?;
-            bench.cpu.rms_norm_gated(&mut x, &weight, EPS, &gate);
-            row.bits(format!("{rows}×{dim}"), &bench.down_f32(&x_up)?, &x);
+            let (weight_up, gate_up) = (bench.up_f32(&weight)?, bench.up_f32(&gate)?);
+            for function in [NormGate::Silu, NormGate::Sigmoid] {
+                let (x_up, stream) = (bench.up_f32(&x)?, &bench.stream);
+                let (weight_up, gate_up) = (weight_up.all(), gate_up.all());
+                delta.rms_norm_gated(stream, x_up.all(), weight_up, EPS, function, gate_up)?;
+                let mut x = x.clone();
+                match function {
+                    NormGate::Silu => bench.cpu.rms_norm_gated(&mut x, &weight, EPS, &gate),
+                    NormGate::Sigmoid => {
+                        bench.cpu.rms_norm_heads(&mut x, &weight, EPS);
+                        bench.cpu.sigmoid_gated(&mut x, &mut gate.clone());
+                    }
+                }
+                row.bits(format!("{rows}×{dim}, {function:?}"), &bench.down_f32(&x_up)?, &x);
+            }
         }
         Ok(())
     });
-    Ok(())
+}
+
+struct Kernels {
+    conv: Conv,
+    delta: Delta,
 }
 
 /// Passes that follow one another on one state.
@@ -72,7 +91,7 @@ struct Case<'a> {
 
 impl Case<'_> {
     /// Compares the outputs and the state after each pass.
-    fn compare(&self, bench: &Bench, delta: &Delta, row: &mut Row) -> Result<()> {
+    fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
         let Case { shape, mixed, passes } = *self;
         let (mut random, n) = (Random(shape.k_dim as u64), shape.n_v_heads);
         let (conv, dt) = (random.floats(shape.channels() * shape.kernel), random.floats(n));
@@ -88,8 +107,15 @@ impl Case<'_> {
             let (mut beta, mut alpha) = (random.floats(tokens * n), random.floats(tokens * n));
 
             let (x_up, qkv) = (bench.up_f32(&x)?, bench.empty(4 * x.len())?);
-            let (conv_all, past_all) = (conv_up.all(), past_up.all());
-            delta.inputs(stream, shape, conv_all, past_all, x_up.all(), qkv.all())?;
+            let device = DeviceConv {
+                shape: shape.conv(),
+                weight: conv_up.all(),
+                bias: None,
+                silu: true,
+                units: Some(Units::of(shape)),
+            };
+            let rows = ConvRows::plain(x_up.all(), shape.channels());
+            kernels.conv.launch(stream, &device, past_up.all(), rows, qkv.all())?;
             let out = bench.empty(4 * tokens * shape.value_width())?;
             let both = bench.up_f32(&mix(n / shape.n_k_heads, &beta, &alpha))?;
             let (beta_up, alpha_up) = (bench.up_f32(&beta)?, bench.up_f32(&alpha)?);
@@ -98,7 +124,7 @@ impl Case<'_> {
                 false => GateProducts::Apart { beta: beta_up.all(), alpha: alpha_up.all() },
             };
             let gates = DeviceGates { products, dt: dt_up.all(), a: a_up.all() };
-            delta.rule(stream, shape, qkv.all(), gates, state_up.all(), out.all())?;
+            kernels.delta.rule(stream, shape, qkv.all(), gates, state_up.all(), out.all())?;
 
             let cpu = &bench.cpu;
             cpu.kernels.sigmoid(&mut beta);

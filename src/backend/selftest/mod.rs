@@ -7,12 +7,14 @@
 mod activate;
 mod attention;
 mod bench;
+mod conv;
 #[doc(hidden)] // tests use its numbers
 pub mod data;
 mod delta;
 mod embed;
 mod expert;
 mod heads;
+mod kda;
 mod machinery;
 mod norm;
 mod products;
@@ -22,6 +24,7 @@ mod rope;
 mod router;
 mod rows;
 mod sample;
+mod scan;
 mod slots;
 
 pub use report::{Outcome, Report, Row};
@@ -43,7 +46,10 @@ const FAMILIES: &[(&str, Family)] = &[
     ("rows", rows::check),
     ("activate", activate::check),
     ("attention", attention::check),
+    ("conv", conv::check),
     ("delta", delta::check),
+    ("kda", kda::check),
+    ("scan", scan::check),
     ("router", router::check),
     ("slots", slots::check),
     ("expert", expert::check),

@@ -62,5 +62,27 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         Ok(())
     });
+    add_normed(bench, &norm, report);
     Ok(())
+}
+
+fn add_normed(bench: &Bench, norm: &Norm, report: &mut Report) {
+    report.row("add_normed", "f32", |row| {
+        for n in bench.shapes(&[2, 777], &[], &[1 << 20]) {
+            let mut random = Random(n as u64);
+            let (mut h, mut y) = (random.floats(n), random.floats(n));
+            // A zero of either sign.
+            (h[0], y[0], h[1], y[1]) = (-0.0, -0.0, 0.0, -0.0);
+            let (h_up, y_up) = (bench.up_f32(&h)?, bench.up_f32(&y)?);
+            let x_up = bench.empty(4 * n)?;
+            for scale in [3.5565588, 1.0, -2.0] {
+                norm.add_normed(&bench.stream, scale, h_up.all(), y_up.all(), x_up.all())?;
+                let mut x = vec![0.0; n];
+                bench.cpu.add_scaled(&mut x, scale, &h);
+                bench.cpu.add(&mut x, &y);
+                row.bits(n, &bench.down_f32(&x_up)?, &x);
+            }
+        }
+        Ok(())
+    });
 }

@@ -1,7 +1,8 @@
 //! Gated delta rule layers on a device: the stages of `forward::gated_delta`.
 
 use crate::Result;
-use crate::backend::gpu::delta::{DeviceGates, GateProducts};
+use crate::backend::gpu::conv::ConvRows;
+use crate::backend::gpu::delta::{DeviceGates, GateProducts, NormGate};
 use crate::forward::gpu::layers::{GpuDelta, GpuGates};
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuLinear;
@@ -38,33 +39,26 @@ impl GpuPass<'_> {
         let (channels, width) = (w.shape.channels(), w.shape.value_width());
         let convolved = self.words(&m.convolved, n * channels);
         let attended = self.words(&m.attended, n * width);
-        for segment in self.segments() {
-            let [past, state] = segment.cache.state(l);
-            // A copy of the state may be wanted somewhere in between.
-            for part in self.parts_to_marks(&segment) {
-                let qkv = part.of(qkv, channels);
-                let convolved = part.of(convolved, channels);
-                ops.inputs(stream, w.shape, vector(&w.conv), past, qkv, convolved)?;
-                let products = match products {
-                    GateProducts::Mixed(both) => {
-                        GateProducts::Mixed(part.of(both, 2 * w.shape.n_v_heads))
-                    }
-                    GateProducts::Apart { beta, alpha } => GateProducts::Apart {
-                        beta: part.of(beta, w.shape.n_v_heads),
-                        alpha: part.of(alpha, w.shape.n_v_heads),
-                    },
-                };
-                let gates = DeviceGates { products, dt: vector(&w.dt), a: vector(&w.a) };
-                let attended = part.of(attended, width);
-                ops.rule(stream, w.shape, convolved, gates, state, attended)?;
-                if part.rows.end < segment.rows.end {
-                    self.note_state(l, &segment, part.rows.end)?;
+        let (conv, rates) = (dev.weights.conv(&w.conv), [&w.dt, &w.a].map(vector));
+        self.over_states(l, |part, [past, state]| {
+            let rows = ConvRows::plain(part.of(qkv, channels), channels);
+            let convolved = part.of(convolved, channels);
+            dev.ops.conv.launch(stream, &conv, past, rows, convolved)?;
+            let products = match products {
+                GateProducts::Mixed(both) => {
+                    GateProducts::Mixed(part.of(both, 2 * w.shape.n_v_heads))
                 }
-            }
-        }
+                GateProducts::Apart { beta, alpha } => GateProducts::Apart {
+                    beta: part.of(beta, w.shape.n_v_heads),
+                    alpha: part.of(alpha, w.shape.n_v_heads),
+                },
+            };
+            let gates = DeviceGates { products, dt: rates[0], a: rates[1] };
+            ops.rule(stream, w.shape, convolved, gates, state, part.of(attended, width))
+        })?;
         // norm, gate, output projection
         let eps = self.hyper().norm_eps;
-        ops.rms_norm_gated(stream, attended, vector(&w.norm), eps, gate)?;
+        ops.rms_norm_gated(stream, attended, vector(&w.norm), eps, NormGate::Silu, gate)?;
         self.attention_output(&w.output)
     }
 }

@@ -7,6 +7,8 @@ use crate::forward::gpu::pass::GpuPass;
 
 /// How the experts of a layer are computed.
 enum ExpertPath<'a> {
+    /// The layer has none.
+    None,
     /// By the device alone: a dense layer's one expert, which is always resident.
     Device(&'a GpuOnly),
     /// By a look-up among pinned slots. The host computes or loads misses later.
@@ -17,7 +19,8 @@ enum ExpertPath<'a> {
 
 impl<'a> ExpertPath<'a> {
     fn choose(cx: &mut GpuPass<'a>, l: usize) -> ExpertPath<'a> {
-        if let Some(expert) = &cx.layer(l).ffn.dense {
+        let Some(ffn) = &cx.layer(l).ffn else { return ExpertPath::None };
+        if let Some(expert) = &ffn.dense {
             return ExpertPath::Device(expert);
         }
         // A recorder reads the routing of a layer before the next layer is queued.
@@ -42,6 +45,7 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
 
     // routed experts, residual
     match path {
+        ExpertPath::None => Ok(()),
         ExpertPath::Device(expert) => {
             cx.record_dense(l)?;
             cx.dense_expert(l, expert)
@@ -59,20 +63,27 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
 pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     let layer = cx.layer(l);
     // router, if it reads the stream
-    if let Some(router) = layer.ffn.router.as_ref().filter(|_| layer.ffn.routes_stream) {
+    let routes_stream = layer.ffn.as_ref().filter(|ffn| ffn.routes_stream);
+    if let Some(router) = routes_stream.and_then(|ffn| ffn.router.as_ref()) {
         let acts = cx.acts_of([router.logits.weight.ty], cx.n(), cx.x())?;
         cx.route(router, &acts)?;
     }
 
     // norm, attention, residual
-    cx.norm(&layer.norm, cx.x(), cx.h())?;
+    if !matches!(layer.mixer, GpuMixer::None) {
+        cx.norm(&layer.norm, cx.x(), cx.h())?;
+    }
     match &layer.mixer {
         GpuMixer::None => {}
         GpuMixer::Attention(w) => cx.attention(l, w)?,
         GpuMixer::Latent(w) => cx.latent_attention(l, w)?,
         GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
+        GpuMixer::Kda(w) => cx.kda(l, w)?,
+        GpuMixer::ShortConv(w) => cx.short_conv(l, w)?,
+        GpuMixer::Mamba2(w) => cx.mamba2(l, w)?,
+        GpuMixer::Lightning(w) => cx.lightning(l, w)?,
     }
-    cx.keep_before(&layer.ffn)?;
+    layer.ffn.as_ref().map_or(Ok(()), |ffn| cx.keep_before(ffn))?;
     if !matches!(layer.mixer, GpuMixer::None) {
         cx.add_residual(layer.post_norm.as_ref(), 1.0)?;
     }
@@ -85,13 +96,13 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     }
 
     // dense branch, residual
-    if let Some(branch) = &layer.ffn.branch {
+    let Some(ffn) = &layer.ffn else { return Ok(()) };
+    if let Some(branch) = &ffn.branch {
         cx.dense_branch(branch)?;
         cx.add_residual(None, 1.0)?;
     }
 
     // norm, router
-    let ffn = &layer.ffn;
     let seen = if ffn.sees_before { cx.before() } else { cx.x() };
     cx.norm(&ffn.norm, seen, cx.h())?;
     let acts = cx.acts_of_h(cx.ffn_weights(l).inputs())?;

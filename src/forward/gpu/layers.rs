@@ -1,13 +1,16 @@
 //! The layers of a model on the device: the weights that `model::weights` binds, uploaded.
 
-use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape};
+use crate::backend::gpu::conv::Units;
+use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape, ScanShape};
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
-use crate::forward::gpu::weights::{GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
+use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
+use crate::model::recurrent::Mamba2Shape;
 use crate::model::weights::{
-    AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, LatentWeights, Mixer, Norm, Query,
+    AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, KdaWeights, LatentWeights,
+    LightningWeights, Mamba2Weights, Mixer, Norm, Projection, Query, ShortConvWeights,
 };
 use std::ops::Range;
 
@@ -47,6 +50,7 @@ pub struct GpuLatent {
     pub kv_a_norm: GpuVector,
     pub k_b: GpuHeads,
     pub v_b: GpuHeads,
+    pub gate: Option<GpuLinear>,
     pub rotates: bool,
     pub output: GpuLinear,
 }
@@ -61,9 +65,59 @@ pub struct GpuDelta {
     pub qkv: GpuLinear,
     pub z: GpuLinear,
     pub gates: GpuGates,
-    pub conv: GpuVector,
+    pub conv: GpuConv,
     pub a: GpuVector,
     pub dt: GpuVector,
+    pub norm: GpuVector,
+    pub output: GpuLinear,
+}
+
+/// See `ShortConvWeights`.
+pub struct GpuShortConv {
+    pub input: GpuLinear,
+    pub conv: GpuConv,
+    pub output: GpuLinear,
+}
+
+/// See `Mamba2Weights`.
+pub struct GpuMamba2 {
+    pub shape: Mamba2Shape,
+    pub input: GpuLinear,
+    pub conv: GpuConv,
+    pub step_bias: GpuVector,
+    pub log_decay: GpuVector,
+    pub skip: GpuVector,
+    pub norm: GpuVector,
+    pub output: GpuLinear,
+}
+
+/// See `LightningWeights`.
+pub struct GpuLightning {
+    pub shape: ScanShape,
+    pub qkv: GpuLinear,
+    pub log_decay: GpuVector,
+    pub norm: GpuVector,
+    pub gate: GpuLinear,
+    pub output: GpuLinear,
+}
+
+/// See `Projection`.
+pub struct GpuProjection {
+    pub first: GpuLinear,
+    pub second: Option<GpuLinear>,
+}
+
+/// See `KdaWeights`.
+pub struct GpuKda {
+    pub shape: DeltaShape,
+    pub qkv: [GpuLinear; 3],
+    pub conv: GpuConv,
+    pub decay: GpuProjection,
+    pub beta: GpuLinear,
+    pub a: GpuVector,
+    pub dt: GpuVector,
+    pub bound: Option<f32>,
+    pub gate: GpuProjection,
     pub norm: GpuVector,
     pub output: GpuLinear,
 }
@@ -73,6 +127,21 @@ pub enum GpuMixer {
     Attention(GpuAttention),
     Latent(GpuLatent),
     Delta(GpuDelta),
+    Kda(Box<GpuKda>),
+    ShortConv(GpuShortConv),
+    Mamba2(GpuMamba2),
+    Lightning(GpuLightning),
+}
+
+impl GpuMixer {
+    /// Whether it keeps a state of a text.
+    pub fn has_state(&self) -> bool {
+        match self {
+            GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Latent(_) => false,
+            GpuMixer::Delta(_) | GpuMixer::Kda(_) | GpuMixer::ShortConv(_) => true,
+            GpuMixer::Mamba2(_) | GpuMixer::Lightning(_) => true,
+        }
+    }
 }
 
 pub struct GpuRouter {
@@ -137,7 +206,8 @@ pub struct GpuLayer {
     pub post_norm: Option<GpuNorm>,
     /// For layers of a decoder with an encoder.
     pub cross: Option<GpuCross>,
-    pub ffn: GpuFfn,
+    /// `None` in a layer that mixes positions only.
+    pub ffn: Option<GpuFfn>,
 }
 
 /// A `DistanceBias`, uploaded.
@@ -156,9 +226,10 @@ pub struct GpuEncoder {
 impl GpuLayer {
     /// The layer's experts that every token goes to.
     pub fn only_experts(&self) -> impl Iterator<Item = &GpuOnly> {
-        let ffn = &self.ffn;
-        let branch = ffn.branch.iter().map(|branch| &branch.expert);
-        ffn.dense.iter().chain(ffn.shared.iter().map(|shared| &shared.expert)).chain(branch)
+        self.ffn.iter().flat_map(|ffn| {
+            let branch = ffn.branch.iter().map(|branch| &branch.expert);
+            ffn.dense.iter().chain(ffn.shared.iter().map(|shared| &shared.expert)).chain(branch)
+        })
     }
 }
 
@@ -175,6 +246,10 @@ impl<'a> Packer<'a> {
             Mixer::Latent(w) => GpuMixer::Latent(self.latent(w)),
             Mixer::None => GpuMixer::None,
             Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
+            Mixer::Kda(w) => GpuMixer::Kda(Box::new(self.kda(w))),
+            Mixer::ShortConv(w) => GpuMixer::ShortConv(self.short_conv(w)),
+            Mixer::Mamba2(w) => GpuMixer::Mamba2(self.mamba2(w)),
+            Mixer::Lightning(w) => GpuMixer::Lightning(self.lightning(w)),
             _ => unreachable!("layers without kernels are on the CPU"),
         };
         let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
@@ -186,7 +261,7 @@ impl<'a> Packer<'a> {
             mixer,
             post_norm: layer.post_norm.as_ref().map(|norm| self.norm(norm)),
             cross,
-            ffn: self.ffn(l, layer.ffn.as_ref().expect("layers without stay on the CPU")),
+            ffn: layer.ffn.as_ref().map(|ffn| self.ffn(l, ffn)),
         }
     }
 
@@ -239,6 +314,7 @@ impl<'a> Packer<'a> {
             kv_a_norm: self.vector(&w.kv_a_norm),
             k_b: self.heads(&w.k_b),
             v_b: self.heads(&w.v_b),
+            gate: w.gate.as_ref().map(|gate| self.linear(gate)),
             rotates: w.rotates,
             output: self.linear(&w.output),
         }
@@ -256,10 +332,63 @@ impl<'a> Packer<'a> {
             qkv: self.linear(&w.qkv),
             z: self.linear(&w.z),
             gates,
-            conv: self.vector(&w.conv),
+            conv: self.conv(w.conv_form(), Some(Units::of(w.shape))),
             a: self.vector(&w.a),
             dt: self.vector(&w.dt),
             norm: self.vector(&w.norm),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn kda(&mut self, w: &'a KdaWeights) -> GpuKda {
+        let mut projection = |part: &'a Projection| GpuProjection {
+            first: self.linear(&part.first),
+            second: part.second.as_ref().map(|second| self.linear(second)),
+        };
+        let (decay, gate) = (projection(&w.decay), projection(&w.gate));
+        GpuKda {
+            shape: w.shape,
+            qkv: w.qkv.each_ref().map(|linear| self.linear(linear)),
+            conv: self.conv(w.conv.form(), Some(Units::of(w.shape))),
+            decay,
+            beta: self.linear(&w.beta),
+            a: self.vector(&w.a),
+            dt: self.vector(&w.dt),
+            bound: w.bound,
+            gate,
+            norm: self.vector(&w.norm),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn short_conv(&mut self, w: &'a ShortConvWeights) -> GpuShortConv {
+        GpuShortConv {
+            input: self.linear(&w.input),
+            conv: self.conv(w.conv.form(), None),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn mamba2(&mut self, w: &'a Mamba2Weights) -> GpuMamba2 {
+        GpuMamba2 {
+            shape: w.shape,
+            input: self.linear(&w.input),
+            conv: self.conv(w.conv.form(), None),
+            step_bias: self.vector(&w.step_bias),
+            log_decay: self.vector(&w.log_decay),
+            skip: self.vector(&w.skip),
+            norm: self.vector(&w.norm),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn lightning(&mut self, w: &'a LightningWeights) -> GpuLightning {
+        GpuLightning {
+            shape: w.shape,
+            qkv: self.linear(&w.qkv),
+            log_decay: self.vector(&w.log_decay),
+            norm: self.vector(&w.norm),
+            gate: self.linear(&w.gate),
             output: self.linear(&w.output),
         }
     }

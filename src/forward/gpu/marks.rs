@@ -1,12 +1,31 @@
 //! States of the device's layers that a pass is asked for: at a mark a copy goes to the host.
 
 use crate::Result;
-use crate::forward::gpu::layers::GpuMixer;
+use crate::backend::gpu::DeviceSlice;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
 
 impl<'a> GpuPass<'a> {
+    /// Calls `part` for each text's rows in their order, cut where a copy of layer `l`'s state is
+    /// wanted, with its past inputs and its state. Makes the copies.
+    pub fn over_states(
+        &mut self,
+        l: usize,
+        mut part: impl FnMut(&GpuSegment<'a>, [DeviceSlice<'a>; 2]) -> Result<()>,
+    ) -> Result<()> {
+        for segment in self.segments() {
+            let state = segment.cache.state(l);
+            for own in self.parts_to_marks(&segment) {
+                part(&own, state)?;
+                if own.rows.end < segment.rows.end {
+                    self.note_state(l, &segment, own.rows.end)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A segment's rows in parts that end at marks.
-    pub fn parts_to_marks(&self, segment: &GpuSegment<'a>) -> Vec<GpuSegment<'a>> {
+    fn parts_to_marks(&self, segment: &GpuSegment<'a>) -> Vec<GpuSegment<'a>> {
         let host = &self.caches.host[segment.segment.session];
         let (mut parts, mut start) = (Vec::new(), segment.rows.start);
         while start < segment.rows.end {
@@ -19,7 +38,7 @@ impl<'a> GpuPass<'a> {
 
     /// Copies the state of layer `l`, which has computed the segment's rows up to `end`, if it was
     /// asked for. Layers do so in their order, those on the CPU before these.
-    pub fn note_state(&mut self, l: usize, segment: &GpuSegment<'a>, end: usize) -> Result<()> {
+    fn note_state(&mut self, l: usize, segment: &GpuSegment<'a>, end: usize) -> Result<()> {
         let host = &mut self.caches.host[segment.segment.session];
         let Some(mark) = host.mark_at(n_past(segment, end)) else { return Ok(()) };
         self.state.staging.wait(&self.dev.stream)?;
@@ -31,7 +50,7 @@ impl<'a> GpuPass<'a> {
     pub fn note_last_states(&mut self) -> Result<()> {
         let dev = self.dev;
         let has_state = |l: &usize| match &dev.layers[*l] {
-            Some(layer) => matches!(layer.mixer, GpuMixer::Delta(_)),
+            Some(layer) => layer.mixer.has_state(),
             None => false,
         };
         for segment in self.segments() {

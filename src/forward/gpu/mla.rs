@@ -49,10 +49,16 @@ impl GpuPass<'_> {
         }
         let attended = self.words(&m.attended, heads * hyper.head_dim_v);
         self.head_products(&w.v_b, RowShape { n: heads, cols: rank }, absorbed, attended)?;
+        if let Some(linear) = &w.gate {
+            let gate = self.words(&m.gate, n * linear.weight.rows);
+            ops.activate.sigmoid(stream, gate)?;
+            ops.rows.mul_rows(stream, attended, gate)?;
+        }
         self.attention_output(&w.output)
     }
 
-    /// h → q [tokens, n_head, head_dim] and kv [tokens, kv_rank + n_rot]
+    /// h → q [tokens, n_head, head_dim], kv [tokens, kv_rank + n_rot], and the values' gate if
+    /// there is one
     fn latent_products(&self, w: &GpuLatent) -> Result<()> {
         let (hyper, m) = (self.hyper(), &self.layout().mixer);
         let q = self.words(&m.q, self.n() * hyper.n_head * hyper.head_dim);
@@ -61,8 +67,12 @@ impl GpuPass<'_> {
             GpuQuery::Direct(q) => q,
             GpuQuery::Compressed { a, .. } => a,
         };
-        let acts = self.acts_of_h([first, &w.kv_a].map(|linear| linear.weight.ty))?;
+        let inputs = [first, &w.kv_a].into_iter().chain(&w.gate);
+        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
         self.linear(&w.kv_a, &acts, kv)?;
+        if let Some(gate) = &w.gate {
+            self.linear(gate, &acts, self.words(&m.gate, self.n() * gate.weight.rows))?;
+        }
         let GpuQuery::Compressed { a, norm, b } = &w.query else {
             return self.linear(first, &acts, q);
         };

@@ -39,7 +39,7 @@ impl<'a> GpuPass<'a> {
 
     /// y += expert(h), the only expert of a dense layer; residual.
     pub fn dense_expert(&mut self, l: usize, expert: &GpuOnly) -> Result<()> {
-        let begins = self.layer(l).ffn.shared.is_none();
+        let begins = self.ffn(l).shared.is_none();
         let residual = self.plain_residual(l);
         let sum = OnlySum { gate: None, begins, residual };
         self.only_expert(expert, self.expert_biases(l), &self.ffn_acts(l), sum)?;
@@ -49,8 +49,9 @@ impl<'a> GpuPass<'a> {
     /// The residual stream and the factor of what a layer's experts add to it, if they add it
     /// without a norm.
     fn plain_residual(&self, l: usize) -> Option<(DeviceSlice<'a>, f32)> {
-        let (ffn, scale) = (&self.layer(l).ffn, self.hyper().residual_scale);
-        ffn.post_norm.is_none().then(|| (self.x(), ffn.scale * scale))
+        let (ffn, scale) = (self.ffn(l), self.hyper().residual_scale);
+        let is_plain = ffn.post_norm.is_none() && !self.adds_to_normed();
+        is_plain.then(|| (self.x(), ffn.scale * scale))
     }
 
     /// The offsets of a route's parts.
@@ -178,7 +179,7 @@ impl<'a> GpuPass<'a> {
     /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks;
     /// residual.
     pub fn routed_sum(&self, l: usize, n_pairs: usize, is_grouped: bool) -> Result<()> {
-        let (shape, begins) = (&self.routed_shape(l), self.layer(l).ffn.shared.is_none());
+        let (shape, begins) = (&self.routed_shape(l), self.ffn(l).shared.is_none());
         let residual = self.plain_residual(l);
         let (route, f) = (self.device_route(), &self.layout().ffn);
         let pairs = match is_grouped {

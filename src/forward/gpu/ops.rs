@@ -6,6 +6,7 @@ use crate::backend::gpu::activate::Activate;
 use crate::backend::gpu::acts::Quantize;
 use crate::backend::gpu::attention::Attention;
 use crate::backend::gpu::cache::CacheStore;
+use crate::backend::gpu::conv::Conv;
 use crate::backend::gpu::delta::Delta;
 use crate::backend::gpu::expert::Experts;
 use crate::backend::gpu::heads::Heads;
@@ -15,6 +16,7 @@ use crate::backend::gpu::rope::Rope;
 use crate::backend::gpu::router::Router;
 use crate::backend::gpu::rows::Rows;
 use crate::backend::gpu::sample::Sample;
+use crate::backend::gpu::scan::Scanner;
 use crate::backend::gpu::slots::Resolve;
 use crate::gguf::TensorType;
 use crate::model::Model;
@@ -29,7 +31,9 @@ pub struct Ops {
     pub rope: Rope,
     pub store: CacheStore,
     pub attention: Attention,
+    pub conv: Conv,
     pub delta: Delta,
+    pub scan: Scanner,
     pub router: Router,
     pub resolve: Resolve,
     pub activate: Activate,
@@ -50,7 +54,9 @@ impl Ops {
             rope: Rope::load(gpu)?,
             store: CacheStore::load(gpu)?,
             attention: Attention::load(gpu)?,
+            conv: Conv::load(gpu)?,
             delta: Delta::load(gpu)?,
+            scan: Scanner::load(gpu)?,
             router: Router::load(gpu)?,
             resolve: Resolve::load(gpu)?,
             activate: Activate::load(gpu)?,

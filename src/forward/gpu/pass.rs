@@ -12,7 +12,7 @@ use crate::forward::gpu::device_model::DeviceModel;
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::experts::{Biases, ExpertContext};
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
-use crate::forward::gpu::layers::{GpuLayer, GpuNorm};
+use crate::forward::gpu::layers::{GpuFfn, GpuLayer, GpuNorm};
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::weights::{GpuHeads, GpuLinear};
 use crate::forward::gpu::workspace::{ByteRange, KeptLayout, WorkspaceLayout};
@@ -186,9 +186,14 @@ impl<'a> GpuPass<'a> {
         self.dev.layers[l].as_ref().expect("a layer on the device")
     }
 
-    /// The feed-forward part of a layer, as the file has it.
+    /// The feed-forward part of a layer that has one.
+    pub fn ffn(&self, l: usize) -> &'a GpuFfn {
+        self.layer(l).ffn.as_ref().expect("a layer with a feed-forward part")
+    }
+
+    /// The same as the file has it.
     pub fn ffn_weights(&self, l: usize) -> &'a FfnWeights {
-        self.model.weights.layers[l].ffn.as_ref().expect("layers without stay on the CPU")
+        self.model.weights.layers[l].ffn.as_ref().expect("a layer with a feed-forward part")
     }
 
     /// The VRAM tiers, if they may hold experts of this layer.
@@ -242,9 +247,19 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// x += norm(scale · y); y and h are overwritten if there is a norm.
+    /// Whether parts add to the normalised stream that they read.
+    pub fn adds_to_normed(&self) -> bool {
+        self.model.descriptor.parts.residual == descriptor::Residual::Normed
+    }
+
+    /// x += norm(scale · y); y and h are overwritten if there is a norm. Or x = h + y, if the
+    /// architecture adds so.
     pub fn add_residual(&self, norm: Option<&GpuNorm>, scale: f32) -> Result<()> {
         let (ops, residual_scale) = (&self.dev.ops, self.hyper().residual_scale);
+        if self.adds_to_normed() {
+            let (stream, x) = (self.stream(), self.x());
+            return ops.norm.add_normed(stream, residual_scale, self.h(), self.y(), x);
+        }
         let Some(norm) = norm else {
             let scale = scale * residual_scale;
             return ops.norm.add_scaled(self.stream(), self.x(), scale, self.y());
@@ -258,7 +273,7 @@ impl<'a> GpuPass<'a> {
 
     /// x += norm(scale · y), of the feed-forward part of a layer.
     pub fn add_experts(&self, l: usize) -> Result<()> {
-        let ffn = &self.layer(l).ffn;
+        let ffn = self.ffn(l);
         self.add_residual(ffn.post_norm.as_ref(), ffn.scale)
     }
 
@@ -337,7 +352,7 @@ impl<'a> GpuPass<'a> {
 
     /// The biases of a layer's experts on the first device.
     pub fn expert_biases(&self, l: usize) -> Option<Biases<'a>> {
-        self.layer(l).ffn.biases.as_ref().map(|b| Biases::new(&self.dev.weights, b))
+        self.ffn(l).biases.as_ref().map(|b| Biases::new(&self.dev.weights, b))
     }
 
     /// Whether a recorder takes the routing of some rows.

@@ -2,8 +2,10 @@
 //! aligned to 256 bytes.
 
 use crate::Result;
+use crate::backend::gpu::conv::{DeviceConv, Units};
 use crate::backend::gpu::mat::DeviceMat;
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Event, Pinned, PinnedKind, Stream};
+use crate::backend::ops::{ConvShape, ShortConv};
 use crate::gguf::TensorType;
 use crate::interrupt;
 use crate::model::Model;
@@ -44,6 +46,16 @@ pub struct GpuHeads {
     pub rows: usize,
     pub first: usize,
     pub step: usize,
+}
+
+/// A convolution, see `DeviceConv`.
+#[derive(Clone, Debug)]
+pub struct GpuConv {
+    shape: ConvShape,
+    weight: GpuVector,
+    bias: Option<GpuVector>,
+    silu: bool,
+    units: Option<Units>,
 }
 
 /// Bytes to upload.
@@ -122,6 +134,12 @@ impl<'a> Packer<'a> {
         GpuHeads { all: self.matrix(&heads.all), n_heads, rows, first, step }
     }
 
+    pub fn conv(&mut self, conv: ShortConv<'a>, units: Option<Units>) -> GpuConv {
+        let ShortConv { shape, silu, .. } = conv;
+        let bias = conv.bias.map(|bias| self.vector(bias));
+        GpuConv { shape, weight: self.vector(conv.weight), bias, silu, units }
+    }
+
     /// Allocates the memory and fills it, through two staging buffers in turn.
     pub fn upload(self, gpu: &Device) -> Result<GpuWeights> {
         let buffer = DeviceBuffer::of(gpu, self.end.max(ALIGN), "dense weights", "-ngl")?;
@@ -176,6 +194,12 @@ impl GpuWeights {
 
     pub fn bias(&self, linear: &GpuLinear) -> Option<DeviceSlice<'_>> {
         linear.bias.as_ref().map(|bias| self.vector(bias))
+    }
+
+    pub fn conv(&self, conv: &GpuConv) -> DeviceConv<'_> {
+        let GpuConv { shape, silu, units, .. } = *conv;
+        let bias = conv.bias.as_ref().map(|bias| self.vector(bias));
+        DeviceConv { shape, weight: self.vector(&conv.weight), bias, silu, units }
     }
 
     pub fn slice(&self, place: Range<usize>) -> DeviceSlice<'_> {

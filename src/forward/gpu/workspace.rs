@@ -78,6 +78,8 @@ pub struct MixerLayout {
     pub qkv: ByteRange,
     pub convolved: ByteRange,
     pub gates: [ByteRange; 2],
+    pub decays: ByteRange,
+    pub ranks: ByteRange,
 }
 
 #[derive(Clone, Default)]
@@ -251,6 +253,71 @@ fn encoder_rows(hyper: &HyperParams, n_ctx: usize) -> [usize; 2] {
     [n * hyper.head_dim, n * hyper.head_dim_v]
 }
 
+/// The largest widths of rows that the recurrent layers need.
+#[derive(Clone, Copy, Debug, Default)]
+struct RecurrentWidths {
+    /// Of the product that comes first.
+    projected: usize,
+    /// Of a convolution's output, if the state reads it.
+    convolved: usize,
+    values: usize,
+    /// Numbers of gates.
+    heads: usize,
+    /// Numbers that decays are made of, if each element of a key has its own.
+    decays: usize,
+    /// Of the first product of a matrix in two parts.
+    rank: usize,
+}
+
+impl RecurrentWidths {
+    fn raise_to(&mut self, mixer: &Mixer) {
+        let own = match mixer {
+            Mixer::Delta(w) => RecurrentWidths {
+                projected: w.shape.channels(),
+                convolved: w.shape.channels(),
+                values: w.shape.value_width(),
+                heads: w.shape.n_v_heads,
+                ..RecurrentWidths::default()
+            },
+            Mixer::Kda(w) => {
+                let seconds = w.decay.second.iter().chain(&w.gate.second);
+                RecurrentWidths {
+                    projected: w.shape.channels(),
+                    convolved: w.shape.channels(),
+                    values: w.shape.value_width(),
+                    heads: w.shape.n_v_heads,
+                    decays: w.shape.key_width(),
+                    rank: seconds.map(|part| part.weight.cols).max().unwrap_or(0),
+                }
+            }
+            Mixer::ShortConv(w) => RecurrentWidths {
+                projected: w.input.weight.rows,
+                values: w.conv.shape.channels,
+                ..RecurrentWidths::default()
+            },
+            Mixer::Mamba2(w) => RecurrentWidths {
+                projected: w.input.weight.rows,
+                convolved: w.shape.conv.channels,
+                values: w.shape.scan.width(),
+                ..RecurrentWidths::default()
+            },
+            Mixer::Lightning(w) => RecurrentWidths {
+                projected: w.qkv.weight.rows,
+                values: w.shape.width(),
+                ..RecurrentWidths::default()
+            },
+            // Layers without kernels are on the CPU.
+            _ => return,
+        };
+        self.projected = self.projected.max(own.projected);
+        self.convolved = self.convolved.max(own.convolved);
+        self.values = self.values.max(own.values);
+        self.heads = self.heads.max(own.heads);
+        self.decays = self.decays.max(own.decays);
+        self.rank = self.rank.max(own.rank);
+    }
+}
+
 impl MixerLayout {
     fn new(
         h: &HyperParams,
@@ -262,7 +329,7 @@ impl MixerLayout {
         let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
         let nope = h.head_dim - n_rot.min(h.head_dim);
         let (mut raw, mut q_rank) = (0, 0);
-        let mut delta = [0; 3];
+        let mut recurrent = RecurrentWidths::default();
         for layer in &weights.layers {
             match &layer.mixer {
                 Mixer::Attention(w) if w.gated => raw = 2 * heads * h.head_dim,
@@ -272,20 +339,16 @@ impl MixerLayout {
                         q_rank = q_rank.max(norm.len());
                     }
                 }
-                Mixer::Delta(w) => {
-                    delta = [w.shape.channels(), w.shape.value_width(), w.shape.n_v_heads];
-                }
-                // Layers without kernels are on the CPU.
-                _ => {}
+                mixer => recurrent.raise_to(mixer),
             }
         }
         let latent = |size: usize| if rank > 0 { size } else { 0 };
-        let [channels, values, v_heads] = delta.map(|width| n * width);
-        let attended = (heads * h.head_dim_v).max(values);
+        let attended = (heads * h.head_dim_v).max(n * recurrent.values);
         let k = (n * h.n_head_kv * h.head_dim).max(latent(heads * (rank + n_rot)));
         let acts = [
             acts_bytes(n, h.n_head * h.head_dim_v),
-            acts_bytes(n, delta[1]),
+            acts_bytes(n, recurrent.values),
+            acts_bytes(n, recurrent.rank),
             acts_bytes(n, q_rank),
             latent(acts_bytes(heads, nope)),
             latent(acts_bytes(heads, rank)),
@@ -305,9 +368,11 @@ impl MixerLayout {
             kv: bump.words(latent(n * (rank + n_rot))),
             acts: bump.bytes(acts.into_iter().max().unwrap_or(0)),
             work: bump.bytes(work),
-            qkv: bump.words(channels),
-            convolved: bump.words(channels),
-            gates: [bump.words(2 * v_heads), bump.words(v_heads)],
+            qkv: bump.words(n * recurrent.projected),
+            convolved: bump.words(n * recurrent.convolved),
+            gates: [bump.words(2 * n * recurrent.heads), bump.words(n * recurrent.heads)],
+            decays: bump.words(n * recurrent.decays),
+            ranks: bump.words(n * recurrent.rank),
         }
     }
 }

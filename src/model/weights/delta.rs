@@ -3,7 +3,7 @@
 use super::binder::Binder;
 use super::{Linear, Matrix};
 use crate::Result;
-use crate::backend::ops::DeltaShape;
+use crate::backend::ops::{DeltaShape, ShortConv};
 
 #[derive(Clone, Debug)]
 pub struct DeltaWeights {
@@ -56,6 +56,12 @@ impl Binder<'_> {
             norm: vector("ssm_norm", shape.v_dim)?,
             output: self.linear("ssm_out", l, n_embd, values)?,
         })
+    }
+}
+
+impl DeltaWeights {
+    pub fn conv_form(&self) -> ShortConv<'_> {
+        ShortConv { shape: self.shape.conv(), weight: &self.conv, bias: None, silu: true }
     }
 }
 

@@ -17,6 +17,7 @@ use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
 use super::rope::{RopeFactors, RopeScaling};
 use crate::Result;
+use crate::backend::ops::DEVICE_KEY_MAX;
 use crate::experts::LayerExperts;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
@@ -29,7 +30,9 @@ use ffn::Experts;
 pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 pub use next_token::NextTokenWeights;
-pub use recurrent::{KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, ShortConvWeights};
+pub use recurrent::{
+    KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, Projection, ShortConvWeights,
+};
 pub use streams::{Connection, Part, Streams};
 
 /// A normalisation of the stream.
@@ -62,7 +65,12 @@ impl Mixer {
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
             Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
-            Mixer::None | Mixer::Delta(_) => true,
+            Mixer::None | Mixer::ShortConv(_) => true,
+            Mixer::Delta(DeltaWeights { shape, .. }) | Mixer::Kda(KdaWeights { shape, .. }) => {
+                shape.k_dim <= DEVICE_KEY_MAX
+            }
+            Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
+            Mixer::Lightning(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Latent(w) => w.has_kernels(chooses),
             _ => false,
         }
@@ -73,7 +81,7 @@ impl Layer {
     /// Whether devices have kernels for all parts of it, in contexts where an indexer chooses
     /// positions, or not; the CPU computes a layer without.
     pub fn has_kernels(&self, chooses: bool) -> bool {
-        let has_ffn = self.ffn.as_ref().is_some_and(FfnWeights::has_kernels);
+        let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
         let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
         self.mixer.has_kernels(chooses) && has_ffn && self.scale == 1.0 && has_one
     }

@@ -8,7 +8,7 @@ use crate::forward::gpu::cache::{GpuCache, SlotRanges};
 use crate::model::kv::LayerShape;
 
 impl GpuCache {
-    /// A recurrence's past inputs and its state.
+    /// A recurrence's past inputs and its state, of which either may be empty.
     pub fn state(&self, slot: usize) -> [DeviceSlice<'_>; 2] {
         let SlotRanges { shape, first, second } = self.ranges(slot);
         let LayerShape::State(size) = shape else { panic!("slot {slot} has no state") };
@@ -51,9 +51,9 @@ impl GpuCache {
     pub fn copy_states(&self, other: &GpuCache) -> Result<()> {
         let stream = self.copies.stream();
         for (slot, _) in self.recurrent() {
-            for (to, from) in self.state(slot).into_iter().zip(other.state(slot)) {
-                stream.copy(to, from)?;
-            }
+            let parts = self.state(slot).into_iter().zip(other.state(slot));
+            let mut parts = parts.filter(|(to, _)| !to.is_empty());
+            parts.try_for_each(|(to, from)| stream.copy(to, from))?;
         }
         stream.synchronize()
     }
@@ -62,7 +62,8 @@ impl GpuCache {
     pub fn clear_states(&self) -> Result<()> {
         let stream = self.copies.stream();
         for (slot, _) in self.recurrent() {
-            self.state(slot).into_iter().try_for_each(|part| stream.fill(part, 0))?;
+            let mut parts = self.state(slot).into_iter().filter(|part| !part.is_empty());
+            parts.try_for_each(|part| stream.fill(part, 0))?;
         }
         stream.synchronize()
     }
@@ -93,7 +94,7 @@ mod tests {
 
     #[test]
     fn states_come_back_and_are_copied_and_cleared() {
-        let state = LayerShape::State(StateSize { n_past: 20, n_state: 24 });
+        let state = |n_past, n_state| LayerShape::State(StateSize { n_past, n_state });
         let heads = LayerShape::Heads { n_head_kv: 1, k_dim: 8, v_dim: 8 };
         let gpu = Emulated::devices(&Config::default()).swap_remove(0);
         // No room for all of a state at once.
@@ -102,11 +103,13 @@ mod tests {
             let types = [CacheType::F32; 2];
             // The first layer is on the CPU.
             let on_device = |slot: usize| slot > 0;
-            GpuCache::new(&copies, &[state, heads, state, state], &on_device, 4, types).unwrap()
+            // Convolutions without a state, and states without a convolution.
+            let shapes = [state(20, 24), heads, state(20, 24), state(20, 0), state(0, 24)];
+            GpuCache::new(&copies, &shapes, &on_device, 4, types).unwrap()
         };
         let all = |cache: &GpuCache| {
             let mut values = Vec::new();
-            [2, 3].iter().for_each(|slot| cache.read_state(*slot, &mut values).unwrap());
+            [2, 3, 4].iter().for_each(|slot| cache.read_state(*slot, &mut values).unwrap());
             values
         };
         let (first, second) = (cache(), cache());
