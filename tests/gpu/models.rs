@@ -143,7 +143,7 @@ agree! {
     smallthinker: 0.0, ["smallthinker", "maple"];
     heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
     layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "kimi-linear", "nemotron_h_moe"];
-    streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next"];
+    streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }
 

@@ -10,6 +10,7 @@ mod experts;
 mod ffn;
 mod matrix;
 mod next_token;
+mod ngrams;
 mod recurrent;
 mod streams;
 
@@ -21,9 +22,7 @@ use crate::experts::LayerExperts;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
 
-pub use attention::{
-    AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees,
-};
+pub use attention::{AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees};
 pub(super) use binder::Binder;
 pub use compressed::{CompressedWeights, Compressor};
 pub use delta::{DeltaWeights, Gates};
@@ -31,8 +30,9 @@ use ffn::Experts;
 pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 pub use next_token::NextTokenWeights;
+pub use ngrams::NgramWeights;
 pub use recurrent::{KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, ShortConvWeights};
-pub use streams::{Connection, Part, Streams};
+pub use streams::{Connection, GatedConnection, Part, Streams};
 
 /// A normalisation of the stream.
 #[derive(Clone, Debug)]
@@ -64,7 +64,8 @@ impl Mixer {
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
             Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
-            Mixer::None | Mixer::Delta(_) => true,
+            Mixer::None => true,
+            Mixer::Delta(w) => !w.sigmoid_gate,
             Mixer::Latent(w) => w.has_kernels(chooses),
             _ => false,
         }
@@ -77,7 +78,8 @@ impl Layer {
     pub fn has_kernels(&self, chooses: bool) -> bool {
         let has_ffn = self.ffn.as_ref().is_some_and(FfnWeights::has_kernels);
         let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
-        self.mixer.has_kernels(chooses) && has_ffn && self.scale == 1.0 && has_one
+        let is_plain = self.scale == 1.0 && has_one && self.ngrams.is_none();
+        self.mixer.has_kernels(chooses) && has_ffn && is_plain
     }
 }
 
@@ -93,6 +95,8 @@ pub struct Layer {
     pub scale: f32,
     /// How the mixer and the feed-forward part read and feed the residual streams.
     pub streams: [Streams; 2],
+    /// What the last tokens' hashes add to the streams before the layer.
+    pub ngrams: Option<Box<NgramWeights>>,
 }
 
 pub struct Weights {
@@ -167,6 +171,7 @@ impl Weights {
                 ffn,
                 scale: b.optional_vector("layer_scale", l, 1)?.map_or(1.0, |scale| scale[0]),
                 streams: b.streams(l)?,
+                ngrams: b.ngrams(l)?,
             });
             weights.routed.push(experts.routed);
             weights.dense.push(experts.dense);
