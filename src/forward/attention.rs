@@ -129,9 +129,10 @@ impl CpuPass<'_, '_> {
         }
         // cache
         self.store_keys_values(l, m);
-        let index = w.index.as_ref().filter(|_| self.chooses());
-        if let Some(index) = index {
-            self.index_blocks(l, index, h, m);
+        match &w.index {
+            Some(index) if index.means => self.index_means(l, index, h, m),
+            Some(index) if self.chooses() => self.index_blocks(l, index, h, m),
+            _ => {}
         }
         // attention, each text over its own cache
         self.attend_all(l, w, m)?;
@@ -173,7 +174,12 @@ impl CpuPass<'_, '_> {
             parts::attend(cpu, self.observer, shape, q, [keys, values], out)?;
             for row in dense.end..rows.end {
                 let n_seen = segment.past + row - rows.start + 1;
-                self.attend_blocks(l, segment.session, row, n_seen, shape, m)?;
+                match &w.index {
+                    Some(index) if index.means => {
+                        self.attend_chosen(l, segment.session, row, shape, m)?;
+                    }
+                    _ => self.attend_blocks(l, segment.session, row, n_seen, shape, m)?,
+                }
             }
         }
         Ok(())

@@ -2,9 +2,10 @@
 //! positions, a block of them is as good as its best, and queries of the group see the best blocks.
 
 use crate::Result;
+use crate::backend::cpu::Cpu;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::cpu::attention::index::best;
-use crate::backend::ops::RowBytes;
+use crate::backend::ops::{RowBytes, Rows};
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::scratch::rows_of;
@@ -21,8 +22,23 @@ pub struct BlockBuffers {
     room: Vec<u32>,
     blocks: Vec<u32>,
     positions: Vec<u32>,
+    pub seen: SeenRows,
+}
+
+/// Keys and values that a token sees, gathered.
+#[derive(Default)]
+pub struct SeenRows {
     keys: RowBytes,
     values: RowBytes,
+}
+
+/// Heads of queries that share one of keys, of a row of the batch, and what they see.
+pub struct Group<'a> {
+    pub row: usize,
+    pub head: usize,
+    /// The head's keys and values.
+    pub rows: [Rows<'a>; 2],
+    pub positions: &'a [u32],
 }
 
 impl CpuPass<'_, '_> {
@@ -69,7 +85,7 @@ impl CpuPass<'_, '_> {
     ) -> Result<()> {
         let Some(params) = &self.model.hyper.indexer else { return Ok(()) };
         let (keys, values) = self.caches[session].rows(l);
-        let (n_kv, group) = (shape.n_head_kv, shape.n_head / shape.n_head_kv);
+        let n_kv = shape.n_head_kv;
         let b = &mut m.blocks;
         for head in 0..n_kv {
             self.observer.rest()?;
@@ -87,21 +103,40 @@ impl CpuPass<'_, '_> {
             };
             b.positions.clear();
             b.positions.extend(b.blocks.iter().flat_map(of_block));
-            let keys = self.cpu.gather_rows(keys.head(head), &b.positions, &mut b.keys);
-            let values = self.cpu.gather_rows(values.head(head), &b.positions, &mut b.values);
-            let own = AttentionShape {
-                n_head: group,
-                n_head_kv: 1,
-                first: 0,
-                all: Some(b.positions.len()),
-                sinks: shape.sinks.map(|sinks| &sinks[head * group..][..group]),
-                ..shape
-            };
-            let first = row * shape.n_head + head * group;
-            let q = &m.q[first * keys.dim..][..group * keys.dim];
-            let out = &mut m.attended[first * values.dim..][..group * values.dim];
-            self.cpu.attention(own, q, keys, values, out);
+            let rows = [keys.head(head), values.head(head)];
+            let group = Group { row, head, rows, positions: &b.positions };
+            b.seen.attend(self.cpu, shape, group, &m.q, &mut m.attended);
         }
         Ok(())
+    }
+}
+
+impl SeenRows {
+    /// The attention of a group. `shape` is that of a row which sees all; `q` and `out` have all rows
+    /// of the batch.
+    pub fn attend(
+        &mut self,
+        cpu: &Cpu,
+        shape: AttentionShape,
+        group: Group,
+        q: &[f32],
+        out: &mut [f32],
+    ) {
+        let Group { row, head, rows: [keys, values], positions } = group;
+        let n_head = shape.n_head / shape.n_head_kv;
+        let keys = cpu.gather_rows(keys, positions, &mut self.keys);
+        let values = cpu.gather_rows(values, positions, &mut self.values);
+        let own = AttentionShape {
+            n_head,
+            n_head_kv: 1,
+            first: 0,
+            all: Some(positions.len()),
+            sinks: shape.sinks.map(|sinks| &sinks[head * n_head..][..n_head]),
+            ..shape
+        };
+        let first = row * shape.n_head + head * n_head;
+        let q = &q[first * keys.dim..][..n_head * keys.dim];
+        let out = &mut out[first * values.dim..][..n_head * values.dim];
+        cpu.attention(own, q, keys, values, out);
     }
 }

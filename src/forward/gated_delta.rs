@@ -70,7 +70,13 @@ impl CpuPass<'_, '_> {
             }
         }
         // norm, gate, output projection
-        cpu.rms_norm_gated(&mut m.attended, &w.norm, model.hyper.norm_eps, &m.gate);
+        let eps = model.hyper.norm_eps;
+        if w.sigmoid_gate {
+            cpu.rms_norm_heads(&mut m.attended, &w.norm, eps);
+            cpu.sigmoid_gated(&mut m.attended, &mut m.gate);
+        } else {
+            cpu.rms_norm_gated(&mut m.attended, &w.norm, eps, &m.gate);
+        }
         self.attention_output(&w.output, m, y);
     }
 }

@@ -10,15 +10,16 @@ use crate::forward::attention::MixerBuffers;
 use crate::forward::compressed::unpacked;
 use crate::forward::pooled_index::PoolBuffers;
 use crate::forward::scratch::rows_of;
+use crate::model::kv::KvCache;
 use crate::model::weights::Indexer;
 use crate::simd::Floats;
 
 #[derive(Default)]
 pub struct IndexerBuffers {
-    pub q: Floats,      // [rows, n_heads, dim]
-    k: Floats,          // [rows, dim]
-    pub normed: Floats, // [rows, dim]
-    weights: Floats,    // [rows, n_heads]
+    pub q: Floats,       // [rows, n_heads, dim]
+    pub k: Floats,       // [rows, dim]
+    pub normed: Floats,  // [rows, dim]
+    pub weights: Floats, // [rows, n_heads]
     pub pool: PoolBuffers,
     scores: Vec<f32>,
     room: Vec<u32>,
@@ -33,6 +34,11 @@ pub struct IndexerBuffers {
 }
 
 impl IndexerBuffers {
+    /// The positions that a row of the batch sees, in ascending order.
+    pub fn chosen_by(&self, row: usize) -> &[u32] {
+        &self.chosen[row * self.width..][..self.n_chosen[row]]
+    }
+
     /// Those of a text's latent rows that a row of the batch sees, in ascending order.
     pub fn seen_by<'a>(&'a mut self, cpu: &Cpu, row: usize, latent: Rows) -> Rows<'a> {
         let chosen = &self.chosen[row * self.width..][..self.n_chosen[row]];
@@ -79,18 +85,28 @@ impl CpuPass<'_, '_> {
 
     /// Chooses positions for all rows that do not see all, by queries that are there.
     pub(super) fn choose_positions(&mut self, l: usize, w: &Indexer, m: &mut MixerBuffers) {
+        let head_dim = w.k_norm[0].len();
+        let shape = RopeShape { head_dim, offset: w.rope_offset, pairing: w.pairing };
+        self.choose(shape, |cache| cache.rows(l).1, m);
+    }
+
+    /// The same among a text's keys, which may be of blocks, by queries that turn so.
+    pub(super) fn choose(
+        &mut self,
+        shape: RopeShape,
+        keys_of: impl Fn(&KvCache) -> Rows<'_>,
+        m: &mut MixerBuffers,
+    ) {
         let Some(params) = &self.model.hyper.indexer else { return };
         let (cpu, i) = (self.cpu, &mut m.indexer);
         let (n_heads, dim, block) = (params.n_heads, params.dim, params.block);
-        let shape = RopeShape { head_dim: dim, offset: w.rope_offset, pairing: w.pairing };
         cpu.rope(&mut i.q, shape, &m.ropes.main);
         // Those of a row's own block are seen, too.
         i.width = params.n_all() + block - 1;
         i.chosen.resize(self.batch.n_rows() * i.width, 0);
         i.n_chosen.resize(self.batch.n_rows(), 0);
         for (rows, segment) in self.batch.segments() {
-            let (_, keys) = self.caches[segment.session].rows(l);
-            let keys = unpacked(keys, dim);
+            let keys = unpacked(keys_of(self.caches[segment.session]), dim);
             for row in rows.clone() {
                 let n_seen = segment.past + row - rows.start + 1;
                 if n_seen <= params.n_all() {

@@ -14,9 +14,11 @@ mod indexer;
 mod kda;
 mod last_layer;
 mod logits;
+mod mean_index;
 mod mla;
 mod moe;
 mod next_token;
+mod ngrams;
 mod parts;
 mod peers;
 mod pooled_index;
@@ -209,6 +211,10 @@ impl CpuPass<'_, '_> {
         if matches!(layer.mixer, Mixer::None) {
             return Ok(());
         }
+        self.begin_streams(b, l);
+        if let Some(ngrams) = &layer.ngrams {
+            self.add_ngrams(l, ngrams, b);
+        }
         self.read_streams(b, l, Part::Mixer);
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
@@ -316,6 +322,7 @@ impl Model {
         match norm.kind {
             descriptor::Norm::Rms => cpu.rms_norm_rows(x, &norm.weight, eps, out),
             descriptor::Norm::Layer => cpu.layer_norm_rows(x, (&norm.weight, &norm.bias), eps, out),
+            descriptor::Norm::None => out.copy_from_slice(x),
         }
     }
 

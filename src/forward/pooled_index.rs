@@ -2,6 +2,7 @@
 //! their keys, weighed by the softmax of their scores.
 
 use crate::backend::cpu::compress::ScoredRow;
+use crate::backend::cpu::rope::RopeTable;
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::compressed::{keep, unpacked_mut};
@@ -14,7 +15,8 @@ use crate::simd::Floats;
 pub struct PoolBuffers {
     scores: Floats, // [rows, dim]
     room: Vec<f32>,
-    key: Vec<f32>, // a block's
+    pub key: Vec<f32>, // a block's
+    pub turn: RopeTable,
 }
 
 impl CpuPass<'_, '_> {

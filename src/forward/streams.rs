@@ -3,19 +3,31 @@
 
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::forward::{Buffers, CpuPass};
-use crate::model::weights::{Connection, Norm, Part, Streams};
+use crate::model::weights::{Connection, GatedConnection, Norm, Part, Streams};
 use crate::simd::Floats;
 
 #[derive(Default)]
 pub struct StreamBuffers {
-    all: Floats,    // [rows, n, n_embd], or [rows, n_embd] of the present one
-    normed: Floats, // as `all`
-    acts: ActSet,   // the normed ones in the form that mixes read
-    mixes: Floats,  // [rows, mixes], as weights
-    kept: Vec<f32>, // [kept, rows, n_embd]
+    pub all: Floats,  // [rows, n, n_embd], or [rows, n_embd] of the present one
+    normed: Floats,   // as `all`
+    acts: ActSet,     // the normed ones in the form that mixes read
+    mixes: Floats,    // [rows, mixes], as weights
+    kept: Vec<f32>,   // [kept, rows, n_embd]
+    gates: Floats,    // as `all`
+    low: [Floats; 2], // [rows, what gates are made of]
+    low_acts: ActSet,
 }
 
 impl CpuPass<'_, '_> {
+    /// Makes several streams of x, before the first layer.
+    pub(super) fn begin_streams(&self, b: &mut Buffers, l: usize) {
+        let hyper = &self.model.hyper;
+        if let Some(params) = hyper.streams.filter(|_| l == hyper.decoder_layers().start) {
+            let rows = b.x.chunks_exact(hyper.n_embd);
+            b.streams.all.copy_from(rows.flat_map(|x| std::iter::repeat_n(x, params.n)));
+        }
+    }
+
     /// x of part `part` of layer `l`, of the streams.
     pub(super) fn read_streams(&self, b: &mut Buffers, l: usize, part: Part) {
         let model = self.model;
@@ -23,13 +35,8 @@ impl CpuPass<'_, '_> {
         let s = &mut b.streams;
         match &model.weights.layers[l].streams[part as usize] {
             Streams::One | Streams::Mean => {}
-            Streams::Hyper(connection) => {
-                if is_first {
-                    let rows = b.x.chunks_exact(model.hyper.n_embd);
-                    s.all.copy_from(rows.flat_map(|x| std::iter::repeat_n(x, connection.params.n)));
-                }
-                self.join(connection, s, &mut b.x);
-            }
+            Streams::Hyper(connection) => self.join(connection, s, &mut b.x),
+            Streams::Gated(connection) => self.join_gated(connection, s, &mut b.x),
             Streams::Kept(score) => {
                 if is_first {
                     s.all.copy_from(std::iter::once(&b.x[..]));
@@ -63,6 +70,31 @@ impl CpuPass<'_, '_> {
         cpu.join_streams(&s.all, &s.mixes, [mixing.n, width], x);
     }
 
+    /// x = the mean of what gates leave of the streams' norms
+    fn join_gated(&self, connection: &GatedConnection, s: &mut StreamBuffers, x: &mut [f32]) {
+        let (model, cpu, n_rows) = (self.model, self.cpu, self.batch.n_rows());
+        let GatedConnection { n, norm, down, up, inject } = connection;
+        s.normed.copy_from(std::iter::once(&s.all[..]));
+        cpu.rms_norm_groups(&mut s.normed, norm, *n, model.hyper.norm_eps);
+        let kinds = Kinds::of([down].into_iter().chain(inject).map(|linear| linear.weight.ty));
+        s.acts.fill(cpu, kinds, n_rows, down.weight.cols, &s.normed);
+        let [low, low_gate] = &mut s.low;
+        cpu.products([model.linear(down, &s.acts, low, n_rows)]);
+        low.iter_mut().for_each(|x| *x /= *n as f32);
+        low_gate.copy_from(std::iter::once(&low[..]));
+        cpu.sigmoid_gated(low, low_gate);
+        self.product(up, low, &mut s.low_acts, &mut s.gates);
+        cpu.sigmoid_gated(&mut s.normed, &mut s.gates);
+        if let Some(inject) = inject {
+            cpu.products([model.linear(inject, &s.acts, &mut s.mixes, n_rows)]);
+            s.mixes.iter_mut().for_each(|x| *x /= *n as f32);
+            cpu.kernels.sigmoid(&mut s.mixes);
+            s.mixes.iter_mut().for_each(|x| *x *= 2.0);
+        }
+        let mean = vec![1.0 / *n as f32; n_rows * n];
+        cpu.join_streams(&s.normed, &mean, [*n, *n], x);
+    }
+
     /// Feeds a part's result y to the streams: x += norm(scale · y), or as the architecture adds.
     /// y and h are overwritten if there is a norm.
     pub(super) fn feed_streams(
@@ -79,6 +111,7 @@ impl CpuPass<'_, '_> {
             Streams::Hyper(connection) => {
                 self.cpu.feed_streams(&connection.mixing(), &s.mixes, &b.y, &mut s.all);
             }
+            Streams::Gated(_) => self.cpu.add_to_streams(&s.mixes, &b.y, &mut s.all),
             Streams::Kept(_) => self.cpu.add(&mut s.all, &b.y),
         }
     }
@@ -92,6 +125,7 @@ impl CpuPass<'_, '_> {
         match &model.weights.last_streams {
             Streams::One => {}
             Streams::Hyper(connection) => self.join(connection, &mut b.streams, &mut b.x),
+            Streams::Gated(connection) => self.join_gated(connection, &mut b.streams, &mut b.x),
             Streams::Mean => {
                 let s = &mut b.streams;
                 let n = s.all.len() / b.x.len();

@@ -102,6 +102,11 @@ impl Gguf {
         self.elements(key, "an array of integers from 0 to 2^32 - 1", as_u32)
     }
 
+    /// An array of any non-negative integers.
+    pub fn u64s(&self, key: &str) -> Result<Option<Vec<u64>>> {
+        self.elements(key, "an array of integers from 0", |v| v.as_u64())
+    }
+
     pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
         self.elements(key, "an array of bools", |v| v.as_bool())
     }

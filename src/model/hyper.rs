@@ -5,6 +5,7 @@ use super::descriptor::{Descriptor, Norm, Positions, RopeRows};
 use super::heads::LatentShape;
 use super::indexer::IndexerParams;
 use super::kv::LayerShape;
+use super::ngrams::NgramParams;
 use super::recurrent::{Recurrence, Recurrent};
 use super::rope::{RopeParams, Temperature};
 use super::streams::StreamParams;
@@ -85,6 +86,8 @@ pub struct HyperParams {
     pub streams: Option<StreamParams>,
     /// Layers from one that leaves a stream behind to the next; 0 if none does.
     pub kept_every: usize,
+    /// Embeddings of the last tokens together.
+    pub ngrams: Option<NgramParams>,
 }
 
 /// Indices in `cache_shapes` of a decoder layer's caches.
@@ -146,6 +149,8 @@ impl HyperParams {
         let kinds = LayerKinds::read(&keys, n_layers)?;
         let sliding_latent = keys.sliding_latent(&heads)?;
         let recurrent = Recurrent::read(&keys, n_layers, heads.n_head, heads.head_dim)?;
+        let streams = keys.streams()?;
+        let ngrams = NgramParams::read(&keys, n_embd, streams.as_ref(), recurrent.as_ref())?;
         Ok(HyperParams {
             n_layers,
             encoder,
@@ -186,8 +191,9 @@ impl HyperParams {
             embedding_scale: keys.embedding_scale(n_embd)?,
             residual_scale: keys.factor("residual_scale")?.unwrap_or(1.0),
             logit_divisor: keys.logit_divisor()?,
-            streams: keys.streams()?,
+            streams,
             kept_every: keys.kept_every()?,
+            ngrams,
         })
     }
 
@@ -310,14 +316,38 @@ impl HyperParams {
                 }
                 // The indexer's keys are a head behind the others.
                 (LayerShape::Heads { n_head_kv, k_dim, v_dim }, Some(indexer))
-                    if indexer.own[l] =>
+                    if indexer.own[l] && !indexer.means =>
                 {
                     LayerShape::Heads { n_head_kv: n_head_kv + 1, k_dim, v_dim }
                 }
                 (shape, _) => shape,
             },
         };
-        (0..self.n_layers).map(of_layer).collect()
+        let behind = self.has_second_caches().then(|| (0..self.n_layers).map(|l| self.second(l)));
+        (0..self.n_layers).map(of_layer).chain(behind.into_iter().flatten()).collect()
+    }
+
+    /// Whether layers have a second cache, in a place of its own: [`HyperParams::second_slot`].
+    fn has_second_caches(&self) -> bool {
+        self.ngrams.is_some() || self.indexer.as_ref().is_some_and(|indexer| indexer.means)
+    }
+
+    /// The index in `cache_shapes` of a layer's second cache.
+    pub fn second_slot(&self, layer: usize) -> usize {
+        self.n_layers + layer
+    }
+
+    /// The second cache of a layer: what its part of the last tokens remembers, or its indexer's
+    /// keys of blocks and the sum of those of a block that is not whole.
+    fn second(&self, layer: usize) -> LayerShape {
+        let indexer = self.indexer.as_ref().filter(|i| i.means && i.own[layer]);
+        match (&self.ngrams, indexer) {
+            (Some(ngrams), _) if ngrams.layer == layer => LayerShape::State(ngrams.state_size()),
+            (_, Some(indexer)) => {
+                LayerShape::Latent { dim: indexer.cached_dim(), index: 0, kept: indexer.dim }
+            }
+            _ => LayerShape::ELSEWHERE,
+        }
     }
 }
 

@@ -24,6 +24,8 @@ pub struct IndexerParams {
     pub key_eps: f32,
     /// The first element of a head that rotates.
     pub rope_offset: usize,
+    /// A block has one key, the mean of its positions', and all heads see the same blocks.
+    pub means: bool,
     /// By layer: whether it has an indexer. One without that sees a whole text sees what the last
     /// one with it chose.
     pub own: Vec<bool>,
@@ -63,8 +65,11 @@ impl IndexerParams {
             let expected = format!("a multiple of {INDEXED}");
             return Err(keys.bad("attention.indexer.key_length", expected, dim));
         }
-        let has_blocks = parts.mixer == Mixer::Attention;
         let recurs = |l: usize| recurrent.is_some_and(|recurrent| recurrent.layers[l]);
+        if parts.indexer_means {
+            return of_means(keys, kinds.n_layers(), dim, recurs);
+        }
+        let has_blocks = parts.mixer == Mixer::Attention;
         let mut own = own_indexers(keys, kinds.n_layers(), recurs)?;
         own.iter_mut().enumerate().for_each(|(l, own)| *own &= !kinds.slides(l) && !recurs(l));
         let pool = if parts.indexer_pools { Some(pool(keys, dim)?) } else { None };
@@ -77,6 +82,7 @@ impl IndexerParams {
                 Mixer::Compressed => INDEXED,
                 Mixer::Latent => pool.unwrap_or(1),
             },
+            means: false,
             n_near: if has_blocks { keys.require("attention.indexer.local_blocks")? } else { 0 },
             key_eps: match (parts.indexer_eps_is_models, parts.indexer_pools) {
                 (true, _) => keys.norm_eps()?,
@@ -111,6 +117,47 @@ impl IndexerParams {
     pub fn n_all(&self) -> usize {
         self.top_k.saturating_mul(self.block)
     }
+}
+
+/// Blocks of as many positions in all layers of attention that have any; the others see all.
+fn of_means(
+    keys: &Keys,
+    n_layers: usize,
+    dim: usize,
+    recurs: impl Fn(usize) -> bool,
+) -> Result<Option<IndexerParams>> {
+    let key = "attention.compress_ratios";
+    let list = keys.gguf.u32s(&keys.descriptor.key(key))?.unwrap_or_default();
+    let block_of = |l: usize| if recurs(l) { 0 } else { list.get(l).map_or(0, |n| *n as usize) };
+    let block = (0..n_layers).map(block_of).find(|n| *n > 0).unwrap_or(0);
+    let own: Vec<bool> = (0..n_layers).map(|l| block_of(l) > 0).collect();
+    let is_one = (0..n_layers).all(|l| block_of(l) == block || !own[l]);
+    if list.len() < n_layers || !is_one {
+        let expected = format!("one number, or 0, for each of {n_layers} layers");
+        return Err(keys.bad(key, expected, format!("{list:?}")));
+    }
+    if block == 0 {
+        return Ok(None);
+    }
+    if !PAGE.is_multiple_of(block) || !dim.is_multiple_of(block) {
+        let expected = format!("a divisor of {PAGE} and of attention.indexer.key_length = {dim}");
+        return Err(keys.bad(key, expected, block));
+    }
+    let top_k = keys.require(TOP_K)?;
+    if !top_k.is_multiple_of(block) {
+        return Err(keys.bad(TOP_K, format!("a multiple of {key} = {block}"), top_k));
+    }
+    Ok(Some(IndexerParams {
+        n_heads: keys.require("attention.indexer.head_count")?,
+        dim,
+        top_k: top_k / block,
+        block,
+        n_near: 0,
+        key_eps: keys.norm_eps()?,
+        rope_offset: 0,
+        means: true,
+        own,
+    }))
 }
 
 /// Positions that have a key together. Pages of a cache have whole blocks of them.

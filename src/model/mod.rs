@@ -11,6 +11,7 @@ pub(crate) mod indexer;
 pub mod kv;
 mod layers;
 pub(crate) mod next_token;
+pub(crate) mod ngrams;
 pub mod recurrent;
 mod relative;
 pub mod rope;

@@ -13,6 +13,8 @@ pub struct StreamParams {
     pub rounds: usize,
     /// Whether parts mix the streams.
     pub mixes: bool,
+    /// Elements that the gates of the streams' elements are made of; 0 if streams have none.
+    pub gate_rank: usize,
 }
 
 impl Keys<'_> {
@@ -21,6 +23,7 @@ impl Keys<'_> {
         let mixes = match self.descriptor.parts.residual {
             Residual::Hyper => false,
             Residual::HyperMixed => true,
+            Residual::HyperGated => return self.gated_streams().map(Some),
             _ => return Ok(None),
         };
         let (eps, magnitude) = ("hyper_connection.epsilon", "hyper_connection.magnitude");
@@ -36,7 +39,19 @@ impl Keys<'_> {
                 false => 0,
             },
             mixes,
+            gate_rank: 0,
         }))
+    }
+
+    fn gated_streams(&self) -> Result<StreamParams> {
+        let count = "hyper_connection.count";
+        let gate_rank = self.require("hyper_connection.low_rank")?;
+        match self.require(count)? {
+            1 => Err(self.bad(count, "2 or more".into(), 1)),
+            n => {
+                Ok(StreamParams { n, eps: 0.0, magnitude: 2.0, rounds: 0, mixes: false, gate_rank })
+            }
+        }
     }
 
     /// Layers from one that leaves a stream behind to the next; 0 if none does.

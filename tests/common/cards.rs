@@ -188,6 +188,10 @@ fn owned(value: &Value) -> OwnedValue {
     match value {
         Value::Bool(flag) => (*flag).into(),
         Value::String(text) => text.as_str().into(),
+        Value::Object(_) => {
+            let list = value["u64"].as_array().expect("a list of large numbers");
+            list.iter().map(|n| n.as_u64().unwrap()).collect::<Vec<u64>>().into()
+        }
         Value::Array(list) if list.iter().all(Value::is_boolean) => {
             list.iter().map(|flag| flag.as_bool().unwrap()).collect::<Vec<bool>>().into()
         }

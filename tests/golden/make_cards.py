@@ -5,6 +5,10 @@
                                            [tokens, vocabulary] computed with an f32 cache
     python make_cards.py transformers      logits of cards with "config"
 
+For qwen4exp PROGRAM decodes one token at a time, without reuse of graphs, and before each sets
+indexer_top_k of the model's hparams (src/llama-model.h) so that the positions which llama.cpp lets
+its indexer choose are whole blocks: the file's number + (n % 4) - 3 for a text of n tokens.
+
 Names may follow, of the cards to do. The weights are those of tests/common/cards.rs.
 Packages: numpy, gguf; torch, transformers and safetensors.
 """
@@ -89,6 +93,9 @@ def write_gguf(name, card, path):
             out.add_uint32(key, value)
         elif isinstance(value, str):
             out.add_string(key, value)
+        elif isinstance(value, dict):
+            array, whole = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64
+            out.add_key_value(key, value["u64"], array, whole)
         else:
             out.add_array(key, value)
     out.add_tokenizer_model("gpt2")

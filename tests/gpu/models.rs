@@ -146,7 +146,7 @@ agree! {
     scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01"];
     kda: 0.0, ["kimi-linear", "bailingmoe3"];
     layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "jamba"];
-    streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next"];
+    streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }
 

@@ -14,7 +14,7 @@ use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;
 
 /// One of each architecture, and of each variant of its files.
-const GOLDEN: [&str; 63] = [
+const GOLDEN: [&str; 64] = [
     "afmoe",
     "arctic",
     "arctic_mixed",
@@ -75,6 +75,7 @@ const GOLDEN: [&str; 63] = [
     "qwen3moe_mixed",
     "qwen3next",
     "qwen3vlmoe",
+    "qwen4exp",
     "refact",
     "smallthinker",
     "step35",

@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 51] = [
+const MODELS: [&str; 52] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -69,6 +69,7 @@ const MODELS: [&str; 51] = [
     "minimax-m3",
     "deepseek4",
     "glm5-next",
+    "qwen4exp",
 ];
 
 const N_CTX: usize = 80;

@@ -6,8 +6,16 @@ use moeba::engine::{Engine, EngineOptions, FinishReason, Generator, Limits, Requ
 use moeba::sample::SamplerOptions;
 use std::sync::Arc;
 
-const MODELS: [&str; 7] =
-    ["qwen3next", "qwen35moe", "jamba", "kimi-linear", "kimi-k3", "deepseek4", "glm5-next"];
+const MODELS: [&str; 8] = [
+    "qwen3next",
+    "qwen35moe",
+    "jamba",
+    "kimi-linear",
+    "kimi-k3",
+    "deepseek4",
+    "glm5-next",
+    "qwen4exp",
+];
 
 /// Room for all that a test keeps.
 const ROOM: usize = 64 << 20;

@@ -100,6 +100,25 @@ impl Cpu {
         });
     }
 
+    /// `stream_i += weight_i · y`: `weights` [tokens, n], `y` [tokens, n_embd].
+    pub fn add_to_streams(&self, weights: &[f32], y: &[f32], streams: &mut [f32]) {
+        let n = streams.len() / y.len().max(1);
+        let tokens = weights.len() / n.max(1);
+        let n_embd = y.len() / tokens.max(1);
+        assert!(streams.len() == weights.len() * n_embd && y.len() == tokens * n_embd);
+        let shared = SharedOut::new(streams);
+        self.chunks(tokens, self.token_chunk(tokens, n * n_embd), &|_, range| {
+            for t in range {
+                // SAFETY: each token is in one chunk.
+                let own = unsafe { shared.slice(t * n * n_embd, n * n_embd) };
+                let y = &y[t * n_embd..][..n_embd];
+                for (stream, weight) in own.chunks_exact_mut(n_embd).zip(&weights[t * n..]) {
+                    self.kernels.axpy(stream, *weight, y);
+                }
+            }
+        });
+    }
+
     /// `out` [tokens, n_embd]: Σ p · source over `kept` streams and the present one, in this order,
     /// p the softmax of `weight · source / rms(source)`. Kept ones are [kept, tokens, n_embd].
     pub fn recall_streams(
@@ -203,6 +222,23 @@ mod tests {
                         near(&streams[(t * N + s) * WIDTH..][..WIDTH], &expected);
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn each_stream_gets_its_part_of_a_result() {
+        let tokens = 3;
+        let (weights, y) = (values(tokens * N, 5), values(tokens * WIDTH, 8));
+        let old = values(tokens * N * WIDTH, 7);
+        for threads in [1, 3] {
+            let mut streams = old.clone();
+            Cpu::new(threads).add_to_streams(&weights, &y, &mut streams);
+            for (i, row) in streams.chunks_exact(WIDTH).enumerate() {
+                let added = |at: usize| f64::from(weights[i]) * f64::from(y[i / N * WIDTH + at]);
+                let expected: Vec<f64> =
+                    (0..WIDTH).map(|at| f64::from(old[i * WIDTH + at]) + added(at)).collect();
+                near(row, &expected);
             }
         }
     }

@@ -244,6 +244,7 @@ impl<'a> GpuPass<'a> {
                 let bias = self.dev.weights.vector(&norm.bias);
                 ops.layer_norm_rows(self.stream(), x, weight, bias, eps, out)
             }
+            descriptor::Norm::None => self.stream().copy(out, x),
         }
     }
 

@@ -86,6 +86,7 @@ const SOURCES: &[(&str, &str)] = &[
     source!("qwen3moe"),
     source!("qwen3next"),
     source!("qwen3vlmoe"),
+    source!("qwen4exp"),
     source!("refact"),
     source!("rnd1"),
     source!("smallthinker"),

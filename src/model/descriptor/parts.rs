@@ -56,6 +56,10 @@ pub struct Parts {
     /// A key of it is of `attention.indexer.kpool` positions, which are chosen together.
     #[serde(default)]
     pub indexer_pools: bool,
+    /// Attention sees the blocks of `attention.compress_ratios` positions that an indexer chooses for
+    /// all heads together, by the mean of each block's keys.
+    #[serde(default)]
+    pub indexer_means: bool,
     /// Layers may see what the indexer before them has chosen: `attention.indexer.types`.
     #[serde(default)]
     pub shares_indexers: bool,
@@ -70,6 +74,13 @@ pub struct Parts {
     /// lists heads, or those of `attention.recurrent_layers`.
     #[serde(default)]
     pub recurrence: Option<RecurrenceKind>,
+    /// A delta rule's output is multiplied by its gate's sigmoid; that of others is by its SiLU.
+    #[serde(default)]
+    pub sigmoid_delta_gate: bool,
+    /// Rows of a table that hashes of the last tokens name join the streams before the layer of
+    /// `ple.layers`, if the file has one.
+    #[serde(default)]
+    pub ngrams: bool,
     /// The function of the gate that attention's output is multiplied by, if it has a matrix.
     #[serde(default)]
     pub value_gate: ValueGate,
@@ -182,6 +193,8 @@ pub enum Norm {
     Rms,
     /// (x − mean) / √(variance + ε) · weight + bias
     Layer,
+    /// x: parts read several streams, which are normalised before they join.
+    None,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -336,6 +349,9 @@ pub enum Residual {
     Hyper,
     /// The same, and each part mixes the streams.
     HyperMixed,
+    /// Several streams: each part reads the mean of their norms, whose elements have gates that all
+    /// streams make through `hyper_connection.low_rank` elements, and adds to each by a weight.
+    HyperGated,
     /// Each part reads a mean of the stream and of what it was at every `attn_res.block_size`th
     /// layer, where it begins again.
     Kept,

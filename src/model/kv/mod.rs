@@ -186,7 +186,7 @@ pub struct KvCache {
     n_source: usize,
     layers: Vec<LayerCache>,
     /// States that the next pass is asked for.
-    marks: Vec<States>,
+    marks: Vec<states::Mark>,
 }
 
 impl KvCache {

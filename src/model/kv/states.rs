@@ -11,6 +11,19 @@ pub struct States {
     pub values: Vec<f32>,
 }
 
+/// States that a pass is asked for, as far as they are there.
+pub(super) struct Mark {
+    states: States,
+    /// The places of the cache whose states are there, in ascending order.
+    slots: Vec<usize>,
+}
+
+impl Mark {
+    fn new(n: usize, n_values: usize) -> Mark {
+        Mark { states: States { n, values: Vec::with_capacity(n_values) }, slots: Vec::new() }
+    }
+}
+
 impl KvCache {
     /// Values of all states; 0 for a model without any.
     pub fn n_state_values(&self) -> usize {
@@ -20,15 +33,14 @@ impl KvCache {
     /// Asks the next pass for the states after each of these numbers of positions, `n_values`
     /// values each: a device may have some of the layers.
     pub fn mark(&mut self, positions: &[usize], n_values: usize) {
-        let marks = positions.iter().map(|&n| States { n, values: Vec::with_capacity(n_values) });
-        self.marks = marks.collect();
+        self.marks = positions.iter().map(|&n| Mark::new(n, n_values)).collect();
     }
 
     /// Asks the next pass for the states after `n` positions, too; false if it was asked for them.
     pub fn mark_one_more(&mut self, n: usize, n_values: usize) -> bool {
-        let is_new = self.marks.iter().all(|mark| mark.n != n);
+        let is_new = self.marks.iter().all(|mark| mark.states.n != n);
         if is_new {
-            self.marks.push(States { n, values: Vec::with_capacity(n_values) });
+            self.marks.push(Mark::new(n, n_values));
         }
         is_new
     }
@@ -36,32 +48,35 @@ impl KvCache {
     /// Positions that a layer may compute after `n_past` before it has to call
     /// [`KvCache::note_state`].
     pub fn n_to_mark(&self, n_past: usize) -> usize {
-        let after = self.marks.iter().map(|mark| mark.n).filter(|n| *n > n_past);
+        let after = self.marks.iter().map(|mark| mark.states.n).filter(|n| *n > n_past);
         after.min().map_or(usize::MAX, |n| n - n_past)
     }
 
-    /// Copies the state of a layer, which has computed `n` positions, if it was asked for. A pass
-    /// calls it for its layers in their order.
-    pub fn note_state(&mut self, layer: usize, n: usize) {
-        let state = &self.layers[layer].state;
-        if let Some(mark) = self.marks.iter_mut().find(|mark| mark.n == n) {
-            mark.values.extend_from_slice(&state.past);
-            mark.values.extend_from_slice(&state.state);
-        }
+    /// Copies the state of a place of the cache, whose layer has computed `n` positions, if it was
+    /// asked for. A pass calls it once for each place, in any order.
+    pub fn note_state(&mut self, slot: usize, n: usize) {
+        let layers = &self.layers;
+        let Some(mark) = self.marks.iter_mut().find(|mark| mark.states.n == n) else { return };
+        let before = mark.slots.partition_point(|other| *other < slot);
+        let n_values =
+            |slot: &usize| layers[*slot].state.past.len() + layers[*slot].state.state.len();
+        let at: usize = mark.slots[..before].iter().map(n_values).sum();
+        let state = &layers[slot].state;
+        mark.states.values.splice(at..at, state.past.iter().chain(&state.state).copied());
+        mark.slots.insert(before, slot);
     }
 
     /// The place for the states after `n` positions, if they were asked for: a device's layers,
     /// which come after the CPU's, add theirs.
     pub fn mark_at(&mut self, n: usize) -> Option<&mut States> {
-        self.marks.iter_mut().find(|mark| mark.n == n)
+        self.marks.iter_mut().map(|mark| &mut mark.states).find(|states| states.n == n)
     }
 
     /// The states that the pass was asked for and has come to. One that was not completed leaves
     /// fewer than `n_values` values, which are dropped.
     pub fn take_states(&mut self, n_values: usize) -> Vec<States> {
-        let mut states = std::mem::take(&mut self.marks);
-        states.retain(|states| states.values.len() == n_values);
-        states
+        let marks = std::mem::take(&mut self.marks).into_iter().map(|mark| mark.states);
+        marks.filter(|states| states.values.len() == n_values).collect()
     }
 
     /// Resets all states to zero.
@@ -115,8 +130,8 @@ mod tests {
     }
 
     /// A pass over positions `past..past + n`, whose states say what they have seen.
-    fn pass(cache: &mut KvCache, past: usize, n: usize) {
-        for layer in [0, 2] {
+    fn pass(cache: &mut KvCache, past: usize, n: usize, layers: [usize; 2]) {
+        for layer in layers {
             let mut at = past;
             while at < past + n {
                 at += cache.n_to_mark(at).min(past + n - at);
@@ -130,11 +145,15 @@ mod tests {
 
     #[test]
     fn states_are_copied_where_they_were_asked_for_and_come_back() {
+        [[0, 2], [2, 0]].into_iter().for_each(come_back_noted_in_order);
+    }
+
+    fn come_back_noted_in_order(layers: [usize; 2]) {
         let mut cache = cache();
         // Those that other positions have, before the pass and after it, are not there.
         let n_values = cache.n_state_values();
         cache.mark(&[2, 3, 5, 9], n_values);
-        pass(&mut cache, 2, 4);
+        pass(&mut cache, 2, 4, layers);
         let states = cache.take_states(n_values);
         assert_eq!(states.iter().map(|states| states.n).collect::<Vec<_>>(), [3, 5]);
         assert_eq!(cache.n_to_mark(2), usize::MAX);

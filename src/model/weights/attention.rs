@@ -124,13 +124,15 @@ pub struct KeyPool {
     pub places: Vec<f32>,
 }
 
-/// Scores of positions for each head of keys: query · key.
+/// Scores of positions for each head of keys, query · key, or of blocks for all heads together, Σ over
+/// its own heads of max(query · mean of keys, 0).
 #[derive(Clone, Debug)]
 pub struct BlockIndexer {
-    /// [heads of keys · dim, n_embd] and [dim, n_embd]
+    pub means: bool,
+    /// [heads · dim, n_embd] and [dim, n_embd]
     pub q: Linear,
     pub k: Linear,
-    /// RMSNorm of each head before it turns.
+    /// RMSNorm of each head, and of each mean, before it turns.
     pub q_norm: Vec<f32>,
     pub k_norm: Vec<f32>,
 }
@@ -339,7 +341,8 @@ impl Binder<'_> {
         Ok((query, rank))
     }
 
-    /// One head for each of keys, as long as these, whose place in the cache is behind theirs.
+    /// One head for each of keys, as long as these, whose place in the cache is behind theirs; or, if
+    /// blocks have one key, heads of their own.
     fn block_indexer(
         &self,
         l: usize,
@@ -354,16 +357,17 @@ impl Binder<'_> {
             ("attention.indexer.key_length", params.dim, head_dim),
         ];
         for (key, given, expected) in counts {
-            if given != expected {
+            if given != expected && !params.means {
                 let (key, expected) = (self.descriptor.key(key), format!("{expected}, as of keys"));
                 return Err(Error::format(self.gguf.path(), key, expected, given.to_string()));
             }
         }
-        let vector = |role: &str| self.vector(self.require(role, l)?, head_dim);
-        let n_embd = self.hyper.n_embd;
+        let (n_embd, dim) = (self.hyper.n_embd, params.dim);
+        let vector = |role: &str| self.vector(self.require(role, l)?, dim);
         Ok(Some(Box::new(BlockIndexer {
-            q: self.linear("indexer_q", l, n_head_kv * head_dim, n_embd)?,
-            k: self.linear("indexer_k", l, head_dim, n_embd)?,
+            means: params.means,
+            q: self.linear("indexer_q", l, params.n_heads * dim, n_embd)?,
+            k: self.linear("indexer_k", l, dim, n_embd)?,
             q_norm: vector("indexer_q_norm")?,
             k_norm: vector("indexer_k_norm")?,
         })))

@@ -199,9 +199,12 @@ impl<'a> Binder<'a> {
     /// A normalisation of the stream.
     pub fn norm(&self, role: &str, layer: usize) -> Result<Norm> {
         let (n, kind) = (self.hyper.n_embd, self.hyper.norm);
+        if kind == descriptor::Norm::None {
+            return Ok(Norm { kind, weight: Vec::new(), bias: Vec::new() });
+        }
         let weight = self.vector(self.require(role, layer)?, n)?;
         let bias = match kind {
-            descriptor::Norm::Rms => vec![0.0; n],
+            descriptor::Norm::Rms | descriptor::Norm::None => vec![0.0; n],
             descriptor::Norm::Layer => self
                 .optional_vector(&format!("{role}_bias"), layer, n)?
                 .unwrap_or_else(|| vec![0.0; n]),

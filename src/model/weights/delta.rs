@@ -20,6 +20,8 @@ pub struct DeltaWeights {
     pub dt: Vec<f32>,
     /// RMSNorm over each value head: [v_dim].
     pub norm: Vec<f32>,
+    /// The gate's function is the sigmoid, not SiLU.
+    pub sigmoid_gate: bool,
     pub output: Linear,
 }
 
@@ -54,6 +56,7 @@ impl Binder<'_> {
             a: vector("ssm_a", heads)?,
             dt: vector("ssm_dt_bias", heads)?,
             norm: vector("ssm_norm", shape.v_dim)?,
+            sigmoid_gate: self.descriptor.parts.sigmoid_delta_gate,
             output: self.linear("ssm_out", l, n_embd, values)?,
         })
     }

@@ -10,6 +10,7 @@ mod experts;
 mod ffn;
 mod matrix;
 mod next_token;
+mod ngrams;
 mod recurrent;
 mod streams;
 
@@ -30,10 +31,11 @@ use ffn::Experts;
 pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, SharedExpert};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 pub use next_token::NextTokenWeights;
+pub use ngrams::NgramWeights;
 pub use recurrent::{
     KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, Projection, ShortConvWeights,
 };
-pub use streams::{Connection, Part, Streams};
+pub use streams::{Connection, GatedConnection, Part, Streams};
 
 /// A normalisation of the stream.
 #[derive(Clone, Debug)]
@@ -66,9 +68,8 @@ impl Mixer {
         match self {
             Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
             Mixer::None | Mixer::ShortConv(_) => true,
-            Mixer::Delta(DeltaWeights { shape, .. }) | Mixer::Kda(KdaWeights { shape, .. }) => {
-                shape.k_dim <= DEVICE_KEY_MAX
-            }
+            Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX && !w.sigmoid_gate,
+            Mixer::Kda(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
             Mixer::Lightning(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Latent(w) => w.has_kernels(chooses),
@@ -83,7 +84,8 @@ impl Layer {
     pub fn has_kernels(&self, chooses: bool) -> bool {
         let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
         let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
-        self.mixer.has_kernels(chooses) && has_ffn && self.scale == 1.0 && has_one
+        let is_plain = self.scale == 1.0 && has_one && self.ngrams.is_none();
+        self.mixer.has_kernels(chooses) && has_ffn && is_plain
     }
 }
 
@@ -99,6 +101,8 @@ pub struct Layer {
     pub scale: f32,
     /// How the mixer and the feed-forward part read and feed the residual streams.
     pub streams: [Streams; 2],
+    /// What the last tokens' hashes add to the streams before the layer.
+    pub ngrams: Option<Box<NgramWeights>>,
 }
 
 pub struct Weights {
@@ -173,6 +177,7 @@ impl Weights {
                 ffn,
                 scale: b.optional_vector("layer_scale", l, 1)?.map_or(1.0, |scale| scale[0]),
                 streams: b.streams(l)?,
+                ngrams: b.ngrams(l)?,
             });
             weights.routed.push(experts.routed);
             weights.dense.push(experts.dense);

@@ -52,6 +52,7 @@ impl NextTokenWeights {
             ffn: Some(ffn),
             scale: 1.0,
             streams: [Streams::One, Streams::One],
+            ngrams: None,
         };
         let weights = Weights {
             token_embd: own("nextn_embed_tokens")?.unwrap_or_else(|| shared.token_embd.clone()),

@@ -21,6 +21,8 @@ pub enum Streams {
     One,
     /// Several, which it reads and feeds by weights that the streams themselves make.
     Hyper(Box<Connection>),
+    /// Several, of which it reads the mean of what gates leave, and which it feeds by weights.
+    Gated(Box<GatedConnection>),
     /// Several, whose mean the output norm reads.
     Mean,
     /// The present one and some that layers have left behind, scored by this vector; it adds to the
@@ -40,6 +42,21 @@ pub struct Connection {
     pub params: StreamParams,
 }
 
+/// Weights of a hyper-connection with a gate for each element of the streams: with z their norms,
+/// one behind the other, gates are σ(up · silu(down · z / n)), and what is added to a stream has the
+/// weight 2 · σ(inject · z / n).
+#[derive(Clone, Debug)]
+pub struct GatedConnection {
+    pub n: usize,
+    /// Of each stream its own: [n, n_embd].
+    pub norm: Vec<f32>,
+    /// [rank, n · n_embd] and back.
+    pub down: Linear,
+    pub up: Linear,
+    /// [n, n · n_embd]; the head adds nothing.
+    pub inject: Option<Linear>,
+}
+
 impl Connection {
     pub fn mixing(&self) -> Mixing<'_> {
         let StreamParams { n, eps, magnitude, rounds, .. } = self.params;
@@ -52,6 +69,7 @@ impl Binder<'_> {
     pub fn streams(&self, l: usize) -> Result<[Streams; 2]> {
         let of = |part: &str| match self.descriptor.parts.residual {
             Residual::Hyper | Residual::HyperMixed => self.connection(&format!("hc_{part}"), l),
+            Residual::HyperGated => self.gated_connection(&format!("hc_{part}"), l),
             Residual::Kept if self.hyper.kept_every > 0 => {
                 let role = format!("{part}_res_score");
                 let score = self.vector(self.require(&role, l)?, self.hyper.n_embd)?;
@@ -71,11 +89,36 @@ impl Binder<'_> {
                 Ok(Streams::Mean)
             }
             Residual::Hyper | Residual::HyperMixed => self.connection("hc_head", 0),
+            Residual::HyperGated => self.gated_connection("hc_head", 0),
             Residual::Kept if self.hyper.kept_every > 0 => {
                 let score = self.require("output_res_score", 0)?;
                 Ok(Streams::Kept(self.vector(score, self.hyper.n_embd)?))
             }
             _ => Ok(Streams::One),
+        }
+    }
+
+    fn gated_connection(&self, role: &str, l: usize) -> Result<Streams> {
+        let Some(params) = self.hyper.streams else { return Ok(Streams::One) };
+        let (n, n_embd, rank) = (params.n, self.hyper.n_embd, params.gate_rank);
+        let of = |part: &str| format!("{role}_{part}");
+        let feeds = self.name(&of("inject"), l).is_some();
+        Ok(Streams::Gated(Box::new(GatedConnection {
+            n,
+            norm: self.stream_norm(&of("norm"), l)?,
+            down: self.linear(&of("down"), l, rank, n * n_embd)?,
+            up: self.linear(&of("up"), l, n * n_embd, rank)?,
+            inject: feeds.then(|| self.linear(&of("inject"), l, n, n * n_embd)).transpose()?,
+        })))
+    }
+
+    /// A norm with weights of each stream's own, [n, n_embd], which files may have in one row.
+    pub fn stream_norm(&self, role: &str, l: usize) -> Result<Vec<f32>> {
+        let n = self.hyper.streams.map_or(1, |streams| streams.n);
+        let index = self.require(role, l)?;
+        match self.tensor(index).dims.len() {
+            1 => self.vector(index, n * self.hyper.n_embd),
+            _ => self.values(index, &[self.hyper.n_embd, n]),
         }
     }
 

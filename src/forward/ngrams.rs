@@ -1,0 +1,111 @@
+//! Embeddings of the last tokens together, which join the residual streams before a layer (Qwen3.8):
+//! hashes name rows of a table; a gate a stream weighs what the rows make, and a convolution carries it
+//! on to the next tokens.
+
+use crate::backend::cpu::acts::{ActSet, Kinds};
+use crate::forward::CpuPass;
+use crate::forward::scratch::{Buffers, rows_of, rows_of_mut};
+use crate::model::weights::NgramWeights;
+use crate::quant;
+use crate::simd::Floats;
+
+#[derive(Default)]
+pub struct NgramBuffers {
+    before: Vec<Option<u32>>, // tokens of a text, behind those that its state has
+    ids: Vec<usize>,          // [hashes], rows of the table
+    embedded: Floats,         // [rows, n_embd]
+    acts: ActSet,
+    value: Floats, // [rows, n_embd]
+    key: Floats,   // [rows, n, n_embd], as the next three
+    query: Floats,
+    normed: Floats,
+    convolved: Floats,
+    gates: Vec<f32>, // [rows, n]
+}
+
+impl CpuPass<'_, '_> {
+    /// Adds to the streams what the last tokens make, before layer `l`.
+    pub(super) fn add_ngrams(&mut self, l: usize, w: &NgramWeights, b: &mut Buffers) {
+        let (model, cpu, n_rows) = (self.model, self.cpu, self.batch.n_rows());
+        let (eps, n_embd, channels) = (model.hyper.norm_eps, model.hyper.n_embd, w.params.channels);
+        let n = channels / n_embd;
+        self.look_up(l, w, &mut b.ngrams);
+        let g = &mut b.ngrams;
+        let kinds = Kinds::of([&w.key, &w.value].map(|linear| linear.weight.ty));
+        g.acts.fill(cpu, kinds, n_rows, n_embd, &g.embedded);
+        cpu.products([
+            model.linear(&w.key, &g.acts, &mut g.key, n_rows),
+            model.linear(&w.value, &g.acts, &mut g.value, n_rows),
+        ]);
+        g.query.copy_from(std::iter::once(&b.streams.all[..]));
+        cpu.rms_norm_groups(&mut g.key, &w.key_norm, n, eps);
+        cpu.rms_norm_groups(&mut g.query, &w.query_norm, n, eps);
+        self.gate(n_embd, g);
+        // gate · value, in the key's place
+        let values = g.value.chunks_exact(n_embd).flat_map(|row| std::iter::repeat_n(row, n));
+        for ((to, value), gate) in g.key.chunks_exact_mut(n_embd).zip(values).zip(&g.gates) {
+            to.iter_mut().zip(value).for_each(|(to, x)| *to = x * gate);
+        }
+        g.normed.copy_from(std::iter::once(&g.key[..]));
+        cpu.rms_norm_groups(&mut g.normed, &w.conv_norm, n, eps);
+        self.convolve(l, w, g);
+        cpu.add(&mut g.key, &g.convolved);
+        cpu.add(&mut b.streams.all, &g.key);
+    }
+
+    /// The table's rows of all tokens.
+    fn look_up(&mut self, l: usize, w: &NgramWeights, g: &mut NgramBuffers) {
+        let (slot, n_embd) = (self.model.hyper.second_slot(l), self.model.hyper.n_embd);
+        let table = w.table.mat(&self.model.gguf);
+        let (n_before, n_past) = (w.params.n_before(), w.params.conv().n_past());
+        g.embedded.resize(self.batch.n_rows() * n_embd);
+        for (rows, segment) in self.batch.segments() {
+            let state = &self.caches[segment.session].state_mut(slot).past[n_past..];
+            g.before.clear();
+            g.before.extend(state.iter().map(|id| (*id as u32).checked_sub(1)));
+            for row in rows {
+                let token = self.batch.tokens()[row];
+                g.ids.clear();
+                let known = &g.before[g.before.len() - n_before..];
+                w.params.rows(token, known, &mut g.ids);
+                let own = rows_of_mut(&mut g.embedded, &(row..row + 1), n_embd);
+                for (to, id) in own.chunks_exact_mut(w.params.dim).zip(&g.ids) {
+                    quant::dequantize(table.ty, table.row(*id), to);
+                }
+                g.before.push(Some(token));
+            }
+        }
+    }
+
+    /// Gates of the streams: σ(sign(s) · √|s|), s the scaled product of key and query.
+    fn gate(&self, n_embd: usize, g: &mut NgramBuffers) {
+        const LEAST: f32 = 1e-6;
+        let kernels = self.cpu.kernels;
+        let scale = 1.0 / (n_embd as f32).sqrt();
+        let pairs = g.key.chunks_exact(n_embd).zip(g.query.chunks_exact(n_embd));
+        let root = |s: f32| match s {
+            0.0 => 0.0,
+            s => s.abs().max(LEAST).sqrt().copysign(s),
+        };
+        g.gates.clear();
+        g.gates.extend(pairs.map(|(key, query)| root(kernels.dot_f32(key, query) * scale)));
+        kernels.sigmoid(&mut g.gates);
+    }
+
+    /// The convolution of each text's rows, whose state keeps the last tokens, too.
+    fn convolve(&mut self, l: usize, w: &NgramWeights, g: &mut NgramBuffers) {
+        let (cpu, batch, channels) = (self.cpu, self.batch, w.params.channels);
+        let (n_before, n_past) = (w.params.n_before(), w.params.conv().n_past());
+        g.convolved.resize(g.normed.len());
+        self.over_states(self.model.hyper.second_slot(l), |rows, state| {
+            let (past, ids) = state.past.split_at_mut(n_past);
+            let out = rows_of_mut(&mut g.convolved, rows, channels);
+            cpu.short_conv(&w.conv.form(), past, rows_of(&g.normed, rows, channels), out);
+            // Ids are below 2²⁴, so that an f32 has them exactly.
+            let n_new = rows.len().min(n_before);
+            ids.copy_within(n_new.., 0);
+            let last = &batch.tokens()[rows.end - n_new..rows.end];
+            ids[n_before - n_new..].iter_mut().zip(last).for_each(|(to, id)| *to = (id + 1) as f32);
+        });
+    }
+}
