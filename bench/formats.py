@@ -32,7 +32,7 @@ PROMPT, DECODE = 512, 64
 SHAPES = [("qwen3-30b-a3b", "q4_k", 8), ("granite-3.0-1b-a400m", "q4_k_m", 24),
           ("qwen1.5-moe", "q4_k_m", 4), ("phi-3.5-moe", "q4_k_m", 2), ("mixtral-8x7b", "q4_k_m", 2),
           ("gpt-oss-20b", "mxfp4_moe", 4), ("deepseek-v2-lite", "q4_k_m", 4),
-          ("llama-4-scout", "q4_k_m", 2), ("minimax-m2", "q4_k_m", 2),
+          ("llama-4-scout", "q4_k_m", 4), ("minimax-m2", "q4_k_m", 2),
           ("gemma-4-26b-a4b", "q4_k_m", 6), ("glm-5", "q4_k_m", 4),
           ("kimi-linear-48b-a3b", "q4_k_m", 4)]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl",
@@ -70,9 +70,11 @@ def measure(args, file):
 
 
 def ratio(rows, test, threads):
+    """The median of the rounds' ratios: what disturbs a round disturbs both engines."""
     rows = [row for row in rows if row["test"] == test and row["threads"] == threads]
-    ours, theirs = (pair.median(rows, engine, "tokens_per_second") for engine in pair.ENGINES)
-    return ours / theirs
+    ours, theirs = ([row["tokens_per_second"] for row in rows if row["engine"] == engine]
+                    for engine in pair.ENGINES)
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def line(name, rows):
