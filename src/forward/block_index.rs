@@ -112,8 +112,8 @@ impl CpuPass<'_, '_> {
 }
 
 impl SeenRows {
-    /// The attention of a group. `shape` is that of a row which sees all; `q` and `out` have all rows
-    /// of the batch.
+    /// The attention of a group. `shape` is that of a row which sees all; `q` and `out` have all
+    /// rows of the batch.
     pub fn attend(
         &mut self,
         cpu: &Cpu,

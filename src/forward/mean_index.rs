@@ -1,6 +1,6 @@
-//! Sparse grouped-query attention (Qwen3.8): an indexer with one key a block of positions, the mean of
-//! theirs, chooses the blocks that all heads see. A token sees the positions of its own block, too,
-//! until it is whole.
+//! Sparse grouped-query attention (Qwen3.8): an indexer with one key a block of positions, the mean
+//! of theirs, chooses the blocks that all heads see. A token sees the positions of its own block,
+//! too, until it is whole.
 
 use crate::Result;
 use crate::backend::cpu::attention::AttentionShape;
@@ -13,8 +13,8 @@ use crate::forward::scratch::rows_of;
 use crate::model::weights::BlockIndexer;
 
 impl CpuPass<'_, '_> {
-    /// Adds the rows' keys to those of their blocks, stores the keys of blocks that they complete, and
-    /// chooses blocks for rows that do not see all.
+    /// Adds the rows' keys to those of their blocks, stores the keys of blocks that they complete,
+    /// and chooses blocks for rows that do not see all.
     pub(super) fn index_means(
         &mut self,
         l: usize,
@@ -71,8 +71,8 @@ impl CpuPass<'_, '_> {
         });
     }
 
-    /// The attention of row `row` to the chosen positions of session `session`. `shape` is that of a
-    /// row which sees all.
+    /// The attention of row `row` to the chosen positions of session `session`. `shape` is that of
+    /// a row which sees all.
     pub(super) fn attend_chosen(
         &mut self,
         l: usize,

@@ -1,6 +1,6 @@
-//! Embeddings of the last tokens together, which join the residual streams before a layer (Qwen3.8):
-//! hashes name rows of a table; a gate a stream weighs what the rows make, and a convolution carries it
-//! on to the next tokens.
+//! Embeddings of the last tokens together, which join the residual streams before a layer
+//! (Qwen3.8): hashes name rows of a table; a gate a stream weighs what the rows make, and a
+//! convolution carries it on to the next tokens.
 
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::forward::CpuPass;

@@ -4,7 +4,9 @@
 
 use super::Model;
 use super::kv::{CacheType, LayerShape};
-use super::weights::{FfnWeights, Gate, HeadMatrices, Linear, Matrix, Mixer, Query};
+use super::weights::{
+    FfnWeights, Gate, GatedConnection, HeadMatrices, Linear, Matrix, Mixer, Query, Streams,
+};
 use crate::backend::ops::{ConvShape, DeltaShape, ExpertShape};
 
 impl Model {
@@ -16,8 +18,11 @@ impl Model {
             let n_head = self.hyper.heads_of(l)[0];
             let attention =
                 self.macs_a_position(n_head, shape) * seen(&layer.mixer, position) as u64;
+            let ngrams = layer.ngrams.as_ref().map_or(0, |w| macs(&w.key) + macs(&w.value));
             mixer_macs(&layer.mixer)
                 + attention
+                + ngrams
+                + layer.streams.iter().map(streams_macs).sum::<u64>()
                 + layer.ffn.as_ref().map_or(0, |ffn| self.ffn_macs(ffn))
         });
         macs.sum()
@@ -122,6 +127,18 @@ fn mixer_macs(mixer: &Mixer) -> u64 {
         Mixer::Lightning(w) => {
             let linears: u64 = [&w.qkv, &w.gate, &w.output].map(macs).iter().sum();
             linears + 2 * w.shape.n_state() as u64
+        }
+    }
+}
+
+/// Those that join and feed residual streams.
+fn streams_macs(streams: &Streams) -> u64 {
+    match streams {
+        Streams::One | Streams::Mean | Streams::Kept(_) => 0,
+        Streams::Hyper(connection) => macs(&connection.mixes),
+        Streams::Gated(connection) => {
+            let GatedConnection { down, up, inject, .. } = &**connection;
+            macs(down) + macs(up) + inject.as_ref().map_or(0, macs)
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::backend::ops::{ConvShape, StateSize};
 pub struct NgramParams {
     /// The layer before which they join the streams.
     pub layer: usize,
-    /// The id behind which a text begins anew.
+    /// The id that ends a text: hashes of tokens behind it do not see it or what is before.
     pub end: u32,
     /// Factors of the last tokens, the present one first. There are hashes of the last two of them,
     /// of the last three and so on.
@@ -35,6 +35,7 @@ pub struct TablePart {
 }
 
 const LAYERS: &str = "ple.layers";
+pub const END: &str = "ple.eos_token_id";
 const SIZES: &str = "ple.head_vocab_sizes";
 /// The most tokens of a hash, taps of a convolution and rows of a table.
 const MOST_TOKENS: usize = 8;
@@ -49,12 +50,12 @@ impl NgramParams {
         streams: Option<&StreamParams>,
         recurrent: Option<&Recurrent>,
     ) -> Result<Option<NgramParams>> {
-        let layers = keys.gguf.u32s(&keys.descriptor.key(LAYERS))?.unwrap_or_default();
         let (true, Some(streams), Some(recurrent)) =
             (keys.descriptor.parts.ngrams, streams, recurrent)
         else {
             return Ok(None);
         };
+        let layers = keys.gguf.u32s(&keys.descriptor.key(LAYERS))?.unwrap_or_default();
         if layers.is_empty() {
             let has_table = keys.have_tensor("ngram_table", &[true]);
             return if has_table { keys.some(LAYERS, None) } else { Ok(None) };
@@ -80,10 +81,9 @@ impl NgramParams {
         if n_taps > MOST_TAPS {
             return Err(keys.bad("ple.conv_kernel", format!("1 to {MOST_TAPS}"), n_taps));
         }
-        let end = "ple.eos_token_id";
         Ok(Some(NgramParams {
             layer,
-            end: keys.some(end, keys.gguf.u32(&keys.descriptor.key(end))?)?,
+            end: keys.some(END, keys.gguf.u32(&keys.descriptor.key(END))?)?,
             factors: first_of(keys, "ple.layer_multipliers", n)?,
             parts,
             dim,
@@ -103,8 +103,8 @@ impl NgramParams {
         self.factors.len() - 1
     }
 
-    /// What the convolution remembers, then the tokens of the text before the next, the last one
-    /// last: an id plus 1 each, 0 before the text's beginning.
+    /// The convolution's inputs that it remembers, then the tokens of the text before the next, the
+    /// last one last: an id plus 1 each, 0 before the text's beginning.
     pub fn state_size(&self) -> StateSize {
         StateSize { n_past: self.conv().n_past() + self.n_before(), n_state: 0 }
     }

@@ -119,12 +119,14 @@ impl Keys<'_> {
             // Files of these list the heads.
             _ => return Ok(vec![false; n]),
         };
-        let interval = self.count("full_attention_interval")?.unwrap_or(plain);
-        let layers: Vec<bool> = (0..n).map(|l| (l + 1) % interval != 0).collect();
-        match kind != RecurrenceKind::Lightning || self.have_tensor("attn_norm_2", &layers) {
-            true => Ok(layers),
-            false => self.some(key, None),
-        }
+        let interval = self.count("full_attention_interval")?;
+        let layers: Vec<bool> = (0..n).map(|l| (l + 1) % interval.unwrap_or(plain) != 0).collect();
+        let has_tensors = match (kind, interval) {
+            (RecurrenceKind::Lightning, _) => self.have_tensor("attn_norm_2", &layers),
+            (_, None) => self.have_tensor("ssm_conv1d", &layers),
+            _ => true,
+        };
+        if has_tensors { Ok(layers) } else { self.some(key, None) }
     }
 
     fn conv(&self, channels: usize) -> Result<ConvShape> {

@@ -82,7 +82,7 @@ const GOLDEN: [&str; 64] = [
 ];
 
 /// Entries that files may lack although they then compute something else, with the reason.
-const DEFAULTS: [(&str, &str); 19] = [
+const DEFAULTS: [(&str, &str); 20] = [
     ("output.weight", "without it the embedding is the output, as everywhere in GGUF"),
     ("rope_freqs.weight", "Llama 3.1 has it, Llama 3 has not, and no key tells them apart"),
     ("llama.rope.freq_base", "files of Llama 1 and 2 lack it: 10000"),
@@ -97,6 +97,7 @@ const DEFAULTS: [(&str, &str); 19] = [
     ("laguna.rope.freq_base_swa", "Laguna M.1 has no such layers"),
     ("laguna.rope.dimension_count_swa", "Laguna M.1 has no such layers"),
     ("mimo2.attention.value_scale", "a model without it has no factor"),
+    ("qwen4exp.ple.eos_token_id", "0 is an id like others, which llama.cpp's test model has"),
     ("smallthinker.attention.sliding_window", "SmallThinker-4B has none"),
     ("mistral3.attention.temperature_scale", "Mistral 3 lacks it, Ministral 3 has it"),
     ("mistral3.rope.scaling.yarn_log_multiplier", "the magnitude of YaRN's paper without it"),

@@ -56,8 +56,8 @@ pub struct Parts {
     /// A key of it is of `attention.indexer.kpool` positions, which are chosen together.
     #[serde(default)]
     pub indexer_pools: bool,
-    /// Attention sees the blocks of `attention.compress_ratios` positions that an indexer chooses for
-    /// all heads together, by the mean of each block's keys.
+    /// Attention sees the blocks of `attention.compress_ratios` positions that an indexer chooses
+    /// for all heads together, by the mean of each block's keys.
     #[serde(default)]
     pub indexer_means: bool,
     /// Layers may see what the indexer before them has chosen: `attention.indexer.types`.

@@ -124,8 +124,8 @@ pub struct KeyPool {
     pub places: Vec<f32>,
 }
 
-/// Scores of positions for each head of keys, query · key, or of blocks for all heads together, Σ over
-/// its own heads of max(query · mean of keys, 0).
+/// Scores of positions for each head of keys, query · key, or of blocks for all heads together, Σ
+/// over its own heads of max(query · mean of keys, 0).
 #[derive(Clone, Debug)]
 pub struct BlockIndexer {
     pub means: bool,
@@ -341,8 +341,8 @@ impl Binder<'_> {
         Ok((query, rank))
     }
 
-    /// One head for each of keys, as long as these, whose place in the cache is behind theirs; or, if
-    /// blocks have one key, heads of their own.
+    /// One head for each of keys, as long as these, whose place in the cache is behind theirs; or,
+    /// if blocks have one key, heads of its own.
     fn block_indexer(
         &self,
         l: usize,

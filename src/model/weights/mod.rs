@@ -101,7 +101,7 @@ pub struct Layer {
     pub scale: f32,
     /// How the mixer and the feed-forward part read and feed the residual streams.
     pub streams: [Streams; 2],
-    /// What the last tokens' hashes add to the streams before the layer.
+    /// Embeddings of the last tokens together, which join the streams before the layer.
     pub ngrams: Option<Box<NgramWeights>>,
 }
 

@@ -3,11 +3,11 @@
 use super::binder::Binder;
 use super::recurrent::ConvWeights;
 use super::{Linear, Matrix};
-use crate::Result;
-use crate::model::ngrams::NgramParams;
+use crate::model::ngrams::{END, NgramParams};
+use crate::{Error, Result};
 
-/// With e the table's rows of a token, and norms of each stream by itself: a stream gets v = value ·
-/// e times a gate that norm(key · e) and norm(stream) make, and a convolution of norm(gate · v).
+/// With e the table's rows of a token, and norms of each stream by itself: a stream gets v = value
+/// · e times a gate that norm(key · e) and norm(stream) make, and a convolution of norm(gate · v).
 #[derive(Clone, Debug)]
 pub struct NgramWeights {
     pub params: NgramParams,
@@ -49,6 +49,10 @@ impl Binder<'_> {
         if n_vocab >= MOST_IDS {
             let expected = format!("fewer than {MOST_IDS} rows");
             return Err(self.wrong(embedding, expected, n_vocab.to_string()));
+        }
+        if u64::from(params.end) >= n_vocab {
+            let (key, expected) = (self.descriptor.key(END), format!("an id below {n_vocab}"));
+            return Err(Error::format(self.gguf.path(), key, expected, params.end.to_string()));
         }
         let index = self.require("ngram_table", 0)?;
         let given = self.tensor(index).dims.get(1).copied().unwrap_or(1);

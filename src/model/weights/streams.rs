@@ -43,12 +43,12 @@ pub struct Connection {
 }
 
 /// Weights of a hyper-connection with a gate for each element of the streams: with z their norms,
-/// one behind the other, gates are σ(up · silu(down · z / n)), and what is added to a stream has the
-/// weight 2 · σ(inject · z / n).
+/// one behind the other, gates are σ(up · silu(down · z / n)), and what is added to a stream has
+/// the weight 2 · σ(inject · z / n).
 #[derive(Clone, Debug)]
 pub struct GatedConnection {
     pub n: usize,
-    /// Of each stream its own: [n, n_embd].
+    /// One of each stream: [n, n_embd].
     pub norm: Vec<f32>,
     /// [rank, n · n_embd] and back.
     pub down: Linear,
