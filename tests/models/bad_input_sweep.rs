@@ -14,7 +14,7 @@ use moeba::gguf::{OwnedArray, OwnedValue};
 use moeba::model::descriptor::Descriptor;
 
 /// One of each architecture, and of each variant of its files.
-const GOLDEN: [&str; 63] = [
+const GOLDEN: [&str; 64] = [
     "afmoe",
     "arctic",
     "arctic_mixed",
@@ -33,6 +33,7 @@ const GOLDEN: [&str; 63] = [
     "ernie4_5-moe",
     "exaone-moe",
     "gemma4",
+    "gemma4_shared_hf",
     "glm-dsa",
     "glm4_moe_lite",
     "glm4moe",

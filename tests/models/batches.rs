@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 51] = [
+const MODELS: [&str; 52] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -54,6 +54,7 @@ const MODELS: [&str; 51] = [
     "mellum",
     "mistral4",
     "gemma4",
+    "gemma4_shared_hf",
     "glm-dsa",
     "granitehybrid",
     "jamba",
