@@ -15,8 +15,19 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Encoding {
     Float(TensorType),
-    Fp8 { kind: Fp8, scale: Option<Scale> },
-    Mxfp4 { scales: Box<HfTensor> },
+    /// Powers of two: E8M0, of scales.
+    Exponents,
+    /// Signed, of so many bytes, in tables: no weight is an integer.
+    Integer {
+        bytes: usize,
+    },
+    Fp8 {
+        kind: Fp8,
+        scale: Option<Scale>,
+    },
+    Mxfp4 {
+        scales: Box<HfTensor>,
+    },
 }
 
 /// The bit layouts of 8-bit floats (Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
@@ -47,6 +58,9 @@ impl Encoding {
     /// The encoding of an ordinary tensor; `None` for types that weights do not have.
     pub fn of(dtype: Dtype) -> Option<Encoding> {
         match dtype {
+            Dtype::F8_E8M0 => Some(Encoding::Exponents),
+            Dtype::I32 => Some(Encoding::Integer { bytes: 4 }),
+            Dtype::I64 => Some(Encoding::Integer { bytes: 8 }),
             Dtype::F32 => Some(Encoding::Float(TensorType::F32)),
             Dtype::F16 => Some(Encoding::Float(TensorType::F16)),
             Dtype::BF16 => Some(Encoding::Float(TensorType::BF16)),
@@ -61,7 +75,8 @@ impl Encoding {
     pub fn float_type(&self) -> TensorType {
         match self {
             Encoding::Float(ty) => *ty,
-            Encoding::Fp8 { .. } | Encoding::Mxfp4 { .. } => TensorType::BF16,
+            Encoding::Integer { .. } => TensorType::I32,
+            Encoding::Fp8 { .. } | Encoding::Mxfp4 { .. } | Encoding::Exponents => TensorType::BF16,
         }
     }
 }
@@ -92,10 +107,15 @@ fn join_fp8(checkpoint: &mut Checkpoint, config: &Json) -> Result<()> {
             checkpoint.remove(&name);
         }
         let base = name.strip_suffix("_scale_inv").or_else(|| name.strip_suffix("_scale"));
-        let Some(base) = base.filter(|base| checkpoint.get(base).is_some()) else { continue };
+        let base = base.map(str::to_owned);
+        let base = base.or_else(|| Some(format!("{}.weight", name.strip_suffix(".scale")?)));
+        let Some(weight) = base.and_then(|base| checkpoint.get(&base).cloned()) else { continue };
         let Some(scale) = checkpoint.remove(&name) else { continue };
-        let weight = checkpoint.get(base).cloned();
-        let Some(mut weight) = weight else { continue };
+        let mut weight = weight;
+        if matches!(weight.dtype, Dtype::I8 | Dtype::U8) {
+            join_fp4(checkpoint, weight, scale)?;
+            continue;
+        }
         let Some(Encoding::Fp8 { kind, .. }) = weight.encoding else {
             return Err(checkpoint.bad_dtype(&weight, "F8_E4M3 or F8_E5M2 beside a scale"));
         };
@@ -110,6 +130,28 @@ fn join_fp8(checkpoint: &mut Checkpoint, config: &Json) -> Result<()> {
     Ok(())
 }
 
+/// 4-bit floats, two a byte, and a power of two for each 32 of a row (DeepSeek-V4's experts).
+fn join_fp4(checkpoint: &mut Checkpoint, mut weight: HfTensor, scales: HfTensor) -> Result<()> {
+    if !matches!(scales.dtype, Dtype::F8_E8M0 | Dtype::U8) {
+        return Err(checkpoint.bad_dtype(&scales, "F8_E8M0 or U8 beside 4-bit floats"));
+    }
+    let mut expected = scales.shape.clone();
+    if let Some(columns) = expected.last_mut() {
+        *columns *= MX_CODE_BYTES;
+    }
+    if weight.shape != expected {
+        let field = format!("tensor {}: shape", weight.name);
+        let (expected, got) = (format!("{expected:?}"), format!("{:?}", weight.shape));
+        return Err(Error::format(checkpoint.path_of(&weight), field, expected, got));
+    }
+    if let Some(columns) = weight.shape.last_mut() {
+        *columns *= 2;
+    }
+    weight.encoding = Some(Encoding::Mxfp4 { scales: Box::new(scales) });
+    checkpoint.insert(weight);
+    Ok(())
+}
+
 /// How a scale covers its weight: one number, one a row, or one a block.
 fn scale_of(
     weight: &HfTensor,
@@ -120,8 +162,9 @@ fn scale_of(
     let columns = weight.shape.last().copied().unwrap_or(1).max(1);
     let rows = all / columns;
     let n: u64 = scale.shape.iter().product();
-    if scale.encoding.as_ref().is_none_or(|e| !matches!(e, Encoding::Float(_))) {
-        return Err(("a scale in F32, F16 or BF16".into(), scale));
+    let is_scale = |e: &Encoding| matches!(e, Encoding::Float(_) | Encoding::Exponents);
+    if !scale.encoding.as_ref().is_some_and(is_scale) {
+        return Err(("a scale in F32, F16, BF16 or F8_E8M0".into(), scale));
     }
     if n == 1 {
         return Ok(Scale { tensor: Box::new(scale), rows: rows.max(1), columns });
@@ -188,6 +231,23 @@ impl Checkpoint {
                 let mut bytes = vec![0; out.len() * width];
                 self.read_bytes(tensor, first * width as u64, &mut bytes)?;
                 quant::dequantize(*ty, &bytes, out);
+                Ok(())
+            }
+            Some(Encoding::Exponents) => {
+                let mut bytes = vec![0; out.len()];
+                self.read_bytes(tensor, first, &mut bytes)?;
+                out.iter_mut().zip(bytes).for_each(|(x, byte)| *x = e8m0(byte));
+                Ok(())
+            }
+            // Ids of experts: a float has them all.
+            Some(Encoding::Integer { bytes: width }) => {
+                let mut bytes = vec![0; out.len() * width];
+                self.read_bytes(tensor, first * *width as u64, &mut bytes)?;
+                for (x, bytes) in out.iter_mut().zip(bytes.chunks_exact(*width)) {
+                    let mut wide = [if bytes[width - 1] & 0x80 == 0 { 0 } else { 0xff }; 8];
+                    wide[..*width].copy_from_slice(bytes);
+                    *x = i64::from_le_bytes(wide) as f32;
+                }
                 Ok(())
             }
             Some(Encoding::Fp8 { kind, scale }) => {
@@ -357,6 +417,47 @@ mod tests {
             quant::dequantize(TensorType::F16, &[0, bits as u8], &mut half);
             assert!(half[0] == *value || (half[0].is_nan() && value.is_nan()), "{bits:#x}");
         }
+    }
+
+    /// DeepSeek-V4's names and types.
+    #[test]
+    fn weights_beside_exponents() {
+        use serde_json::json;
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({"quantization_config": {
+            "quant_method": "fp8", "weight_block_size": [2, 2],
+        }});
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let place = |dtype: &str, shape: [u64; 2], from: u64, to: u64| {
+            let offsets = [from, to];
+            json!({"dtype": dtype, "shape": shape, "data_offsets": offsets})
+        };
+        let header = json!({
+            "a.weight": place("I8", [1, 32], 0, 32),
+            "a.scale": place("F8_E8M0", [1, 2], 32, 34),
+            "b.weight": place("F8_E4M3", [2, 4], 34, 42),
+            "b.scale": place("F8_E8M0", [1, 2], 42, 44),
+        });
+        let header = header.to_string().into_bytes();
+        let mut data = [&[0x72u8][..], &[0; 30], &[0xf9], &[129, 126]].concat();
+        data.extend([0x38, 0x38, 0x38, 0xc5, 0x38, 0, 0, 0x01, 128, 126]);
+        let whole = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+        std::fs::write(dir.path().join("model.safetensors"), whole).unwrap();
+        let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let config = Json::open(dir.path().join("config.json")).unwrap();
+        join_pairs(&mut checkpoint, &config).unwrap();
+        let read = |name: &str, n: usize| {
+            let mut out = vec![0.0; n];
+            checkpoint.read(checkpoint.get(name).unwrap(), 0, &mut out).unwrap();
+            out
+        };
+        let a = read("a.weight", 64);
+        assert_eq!((a[0], a[1], a[2]), (4.0, 24.0, 0.0));
+        assert_eq!((a[62], a[63]), (-0.25, -3.0));
+        assert_eq!(checkpoint.get("a.weight").unwrap().shape, [1, 64]);
+        let b = [2.0, 2.0, 0.5, -1.625, 2.0, 0.0, 0.0, 0.000_976_562_5];
+        assert_eq!(read("b.weight", 8), b);
+        assert_eq!(checkpoint.tensors().count(), 2);
     }
 
     #[test]

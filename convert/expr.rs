@@ -11,6 +11,9 @@ pub trait Names {
     /// The number that a name stands for; `None` where there is none.
     fn number(&self, name: &str) -> Result<Option<f64>, Self::Error>;
 
+    /// The number that a text or a list starts with.
+    fn first(&self, name: &str) -> Result<Option<f64>, Self::Error>;
+
     /// The length of a list, or of its leading run of elements that are `word`.
     fn leading(&self, list: &str, word: Option<&str>) -> Result<Option<f64>, Self::Error>;
 }
@@ -22,6 +25,7 @@ enum Expr {
     Binary(Box<Expr>, char, Box<Expr>),
     Floor(Box<Expr>),
     Sqrt(Box<Expr>),
+    First(String),
     /// `len(list)`, `leading(list, word)`
     Leading(String, Option<String>),
 }
@@ -53,6 +57,7 @@ fn value<N: Names>(expr: &Expr, names: &N) -> Result<Option<f64>, N::Error> {
         Expr::Name(name) => names.number(name)?,
         Expr::Floor(inner) => value(inner, names)?.map(f64::floor),
         Expr::Sqrt(inner) => value(inner, names)?.map(f64::sqrt),
+        Expr::First(name) => names.first(name)?,
         Expr::Leading(list, word) => names.leading(list, word.as_deref())?,
         Expr::Binary(a, operator, b) => match (value(a, names)?, value(b, names)?) {
             (Some(a), Some(b)) => Some(match operator {
@@ -123,6 +128,7 @@ impl Parser<'_> {
         let call = match word.as_str() {
             "floor" => Expr::Floor(Box::new(self.sum()?)),
             "sqrt" => Expr::Sqrt(Box::new(self.sum()?)),
+            "first" => Expr::First(self.name()?),
             "len" => Expr::Leading(self.name()?, None),
             "leading" => {
                 let list = self.name()?;
@@ -172,6 +178,10 @@ mod tests {
             }
         }
 
+        fn first(&self, name: &str) -> Result<Option<f64>, ()> {
+            Ok((name == "layers").then_some(3.0))
+        }
+
         fn leading(&self, list: &str, word: Option<&str>) -> Result<Option<f64>, ()> {
             Ok((list == "list").then_some(if word == Some("dense") { 2.0 } else { 5.0 }))
         }
@@ -190,6 +200,7 @@ mod tests {
         assert_eq!(of("0.1*a"), Ok(Some(0.1 * 6.0)));
         assert_eq!(of("floor(a / b.c)"), Ok(Some(1.0)));
         assert_eq!(of("sqrt(a * a)"), Ok(Some(6.0)));
+        assert_eq!(of("first(layers) + 1"), Ok(Some(4.0)));
         assert_eq!(of("leading(list, dense) + len(list)"), Ok(Some(7.0)));
     }
 

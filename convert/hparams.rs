@@ -107,6 +107,7 @@ fn by_layer(
 fn of_number(config: &Json, row: &MetadataRow, text: &str, x: f64) -> Result<OwnedValue> {
     match row.ty {
         MetadataType::F32 => Ok(OwnedValue::F32(x as f32)),
+        MetadataType::Bool => Ok(OwnedValue::Bool(x != 0.0)),
         _ => Ok(OwnedValue::U32(whole(config, text, x)? as u32)),
     }
 }
@@ -144,9 +145,14 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
     let letters = value.as_str().filter(|_| row.letters);
     let letters =
         letters.map(|text| text.chars().map(|c| Value::from(c.to_string())).collect::<Vec<_>>());
+    let most = match row.by_layer {
+        true => config.require_count("num_hidden_layers")? as usize,
+        false => usize::MAX,
+    };
     let list = letters.as_ref().or(value.as_array()).map(|list| {
         let missing = row.pad.saturating_sub(list.len());
-        list.iter().cloned().chain(std::iter::repeat_n(Value::from(0), missing)).collect::<Vec<_>>()
+        let padded = list.iter().cloned().chain(std::iter::repeat_n(Value::from(0), missing));
+        padded.take(most).collect::<Vec<_>>()
     });
     let found = match row.ty {
         MetadataType::U32 => match list {
@@ -154,7 +160,11 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
             None => u32_of(value).map(Into::into),
         },
         MetadataType::F32 => match list {
-            Some(list) => list.iter().map(f32_of).collect::<Option<Vec<_>>>().map(Into::into),
+            // A layer without the number has null.
+            Some(list) => {
+                let or_zero = |v: &Value| if v.is_null() { Some(0.0) } else { f32_of(v) };
+                list.iter().map(or_zero).collect::<Option<Vec<_>>>().map(Into::into)
+            }
             None => f32_of(value).map(Into::into),
         },
         MetadataType::Bool => match list {
@@ -181,12 +191,26 @@ impl Names for Json {
         Json::number(self, name)
     }
 
+    fn first(&self, name: &str) -> Result<Option<f64>> {
+        let Some(value) = self.at(name) else { return Ok(None) };
+        let first = match value {
+            Value::String(text) => text.split(',').next().and_then(|n| n.trim().parse().ok()),
+            value => value.get(0).and_then(Value::as_f64),
+        };
+        let expected = "a list of numbers";
+        first.map(Some).ok_or_else(|| self.fail(name, expected, shown(value)))
+    }
+
     fn leading(&self, list: &str, word: Option<&str>) -> Result<Option<f64>> {
         if self.at(list).is_none() {
             return Ok(None);
         }
         let all = self.elements(list)?;
-        let counts = |v: &&Value| word.is_none_or(|word| v.as_str() == Some(word));
+        let is = |v: &Value, word: &str| match v {
+            Value::Number(number) => number.to_string() == word,
+            v => v.as_str() == Some(word),
+        };
+        let counts = |v: &&Value| word.is_none_or(|word| is(v, word));
         Ok(Some(all.iter().take_while(counts).count() as f64))
     }
 }
@@ -346,6 +370,10 @@ impl Names for Sizes {
         Ok(self.get(name).map(|n| n as f64))
     }
 
+    fn first(&self, _: &str) -> Result<Option<f64>> {
+        Ok(None)
+    }
+
     fn leading(&self, _: &str, _: Option<&str>) -> Result<Option<f64>> {
         Ok(None)
     }
@@ -412,4 +440,9 @@ pub fn hf_class(config: &Json) -> Result<String> {
         config.fail("architectures", "a list of one class name", got)
     };
     first.map(str::to_owned).ok_or_else(fail)
+}
+
+/// The `model_type` of the text's part of a model that also sees pictures.
+pub fn text_model(config: &Json) -> Option<&str> {
+    config.at_top("text_config")?.get("model_type")?.as_str()
 }

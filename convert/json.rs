@@ -42,10 +42,10 @@ impl Json {
         &self.path
     }
 
-    /// The value of a field; "a.b" descends, and null counts as absent. What a nested text_config
-    /// says goes before what stands around it.
+    /// The value of a field; "a.b" descends, "a.0" is the first element of a list, and null counts
+    /// as absent. What a nested text_config says goes before what stands around it.
     pub fn at(&self, field: &str) -> Option<&Value> {
-        let within = |value| field.split('.').try_fold(value, |v: &Value, part| v.get(part));
+        let within = |value| field.split('.').try_fold(value, part_of);
         let nested = self.value.get("text_config").and_then(within);
         [nested, within(&self.value)].into_iter().flatten().find(|v| !v.is_null())
     }
@@ -118,6 +118,14 @@ impl Json {
     /// All fields of the file.
     pub fn fields(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.value.as_object().into_iter().flatten().map(|(k, v)| (k.as_str(), v))
+    }
+}
+
+/// A field of an object, or an element of a list by its number.
+fn part_of<'a>(value: &'a Value, part: &str) -> Option<&'a Value> {
+    match value {
+        Value::Array(list) => list.get(part.parse::<usize>().ok()?),
+        value => value.get(part),
     }
 }
 

@@ -8,7 +8,7 @@ use super::base64;
 use super::bpe::{self, MAX_TOKENS, merge_pairs};
 use super::json::{Json, shown};
 use super::pre::{flatten, kind};
-use super::vocab::{AddedToken, TokenType, Vocab};
+use super::vocab::{ADDED_SCORE, AddedToken, TokenType, Vocab};
 use crate::Result;
 use std::collections::HashMap;
 
@@ -20,6 +20,11 @@ pub fn is_sentencepiece(tokenizer: &Json) -> Result<bool> {
     let fallback = tokenizer.bool("model.byte_fallback")? == Some(true);
     let spaces = parts(tokenizer).iter().any(|part| matches!(kind(part), "Metaspace" | "Prepend"));
     Ok(unigram || fallback || spaces)
+}
+
+/// Whether it is BPE over characters.
+pub fn has_merges(tokenizer: &Json) -> Result<bool> {
+    Ok(is_sentencepiece(tokenizer)? && tokenizer.str("model.type")? != Some("Unigram"))
 }
 
 /// Everything that happens to a text before the model.
@@ -50,6 +55,18 @@ pub fn read(tokenizer: &Json, added: &[AddedToken]) -> Result<Vocab> {
     }
     normalizer(tokenizer, &mut vocab)?;
     vocab.put_added(added);
+    Ok(vocab)
+}
+
+/// Merges stay what they are: `gemma4`, whose readers take no scores.
+pub fn read_ranked(tokenizer: &Json, added: &[AddedToken]) -> Result<Vocab> {
+    let mut vocab = read(tokenizer, added)?;
+    let merges = merge_pairs(tokenizer)?;
+    vocab.model = "gemma4";
+    // Readers know the one pre-tokenizer of this model.
+    vocab.pre = String::new();
+    vocab.merges = Some(merges.into_iter().map(|(a, b)| format!("{a} {b}")).collect());
+    vocab.scores = Some(vec![ADDED_SCORE; vocab.tokens.len()]);
     Ok(vocab)
 }
 
@@ -107,7 +124,7 @@ fn merged(tokenizer: &Json) -> Result<Vocab> {
 
 fn normalizer(tokenizer: &Json, vocab: &mut Vocab) -> Result<()> {
     let text = |part: &Value, field: &str| part.get(field).and_then(Value::as_str) == Some(SPACE);
-    let (mut prefix, mut remove) = (false, false);
+    let (mut prefix, mut remove, mut replaced) = (false, false, false);
     for part in parts(tokenizer) {
         let pattern = part.get("pattern");
         let of = |kind: &str| pattern.and_then(|p| p.get(kind)).and_then(Value::as_str);
@@ -115,9 +132,11 @@ fn normalizer(tokenizer: &Json, vocab: &mut Vocab) -> Result<()> {
             "Precompiled" => vocab.charsmap = charsmap(tokenizer, part)?,
             "Metaspace" => prefix = has_prefix(part),
             "Prepend" if text(part, "prepend") => prefix = true,
-            "Replace" if of("String") == Some(" ") && text(part, "content") => {}
+            "Replace" if of("String") == Some(" ") && text(part, "content") => replaced = true,
             "Replace" if of("Regex") == Some(" {2,}") => remove = true,
             "WhitespaceSplit" | "Strip" => remove = true,
+            // Behind the replacement no space is left to split at.
+            "Split" if of("String") == Some(" ") && replaced => {}
             _ => {
                 let expected = "a step that SentencePiece has";
                 return Err(tokenizer.fail("normalizer, pre_tokenizer", expected, shown(part)));

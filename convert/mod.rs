@@ -88,7 +88,8 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let folder = &options.folder;
     let mut checkpoint = Checkpoint::open(folder)?;
     let config = Json::open(folder.join("config.json"))?;
-    let descriptor = Descriptor::for_hf_class(&hparams::hf_class(&config)?, config.path())?;
+    let (class, text_model) = (hparams::hf_class(&config)?, hparams::text_model(&config));
+    let descriptor = Descriptor::for_hf_class(&class, text_model, config.path())?;
     encoding::join_pairs(&mut checkpoint, &config)?;
     let checkpoint = checkpoint;
     let mut keys = hparams::keys(&config, &descriptor)?;
@@ -107,7 +108,12 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
         count_extra_layers(&mut keys, &descriptor, planner.n_extra);
     }
     let tensors = planner.plan(scaling.tensors)?;
-    let tokenizer = Tokenizer::read(folder, &config, options.pre.as_deref(), sizes.vocab)?;
+    let vocabulary = tokenizer::Asked {
+        pre: options.pre.as_deref(),
+        vocabulary: descriptor.convert.vocabulary.as_ref(),
+        n_rows: sizes.vocab,
+    };
+    let tokenizer = Tokenizer::read(folder, &config, &vocabulary)?;
     let mix = options.mix.unwrap_or_else(|| own_mix(&tensors));
     // 4-bit floats stay what they are unless their type is asked to be another.
     let keeps_mxfp4 = options.mix.is_none_or(|mix| mix == Mix::Bf16);
@@ -121,6 +127,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let facts = facts.with_tensors(tensors.iter().map(|t| t.name.as_str()));
     let target = |t: &Planned| {
         let ty = match keeps_mxfp4 && t.is_mxfp4() {
+            _ if t.is_integers() => TensorType::I32,
             true => TensorType::MXFP4,
             false => tensor_type(mix, &facts, &t.name, &t.dims),
         };
@@ -162,7 +169,7 @@ const MOSTLY_MXFP4_MOE: u32 = 38;
 
 /// Keeps every weight's value: the widest float type that the matrices have; all else is F32.
 fn own_mix(tensors: &[Planned]) -> Mix {
-    let matrices = tensors.iter().filter(|t| mix::is_matrix(&t.name, &t.dims));
+    let matrices = tensors.iter().filter(|t| mix::is_matrix(&t.name, &t.dims) && !t.is_integers());
     let types: Vec<TensorType> = matrices.flat_map(Planned::float_types).collect();
     let has = |ty| types.contains(&ty);
     // Neither of the halves holds the other's values.

@@ -62,6 +62,12 @@ impl Planned {
         }
     }
 
+    /// Whether it is a table of integers.
+    pub fn is_integers(&self) -> bool {
+        let is_integer = |p: &Piece| matches!(p.tensor.encoding, Some(Encoding::Integer { .. }));
+        matches!(&self.source, Source::Pieces(pieces) if pieces.iter().all(is_integer))
+    }
+
     /// Whether its values are 4-bit floats that can be kept.
     pub fn is_mxfp4(&self) -> bool {
         match &self.source {
@@ -373,8 +379,12 @@ impl Planner<'_> {
             let (expected, got) = (format!("{shape:?}"), format!("{:?}", tensor.shape));
             return Err(self.fail(tensor, "shape", expected, got));
         }
-        if tensor.encoding.is_none() {
-            return Err(self.checkpoint.bad_type(tensor));
+        let is_integer = matches!(tensor.encoding, Some(Encoding::Integer { .. }));
+        match row.integers {
+            true if !is_integer => return Err(self.checkpoint.bad_dtype(tensor, "I32 or I64")),
+            false if is_integer => return Err(self.checkpoint.bad_type(tensor)),
+            _ if tensor.encoding.is_none() => return Err(self.checkpoint.bad_type(tensor)),
+            _ => {}
         }
         let mut steps = Steps::of(&shape);
         for step in &row.steps {

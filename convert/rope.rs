@@ -44,7 +44,11 @@ pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<Rop
         }
         "yarn" => Ok(RopeScaling { keys: yarn(&fields)?, tensors: Vec::new() }),
         "llama3" => {
-            let tensors = vec![fields.tensor("rope_freqs", llama3(&fields, head_dim)?)?];
+            // Where a part of a head turns, in files the factors are as many as for a whole one.
+            let turning = sizes.get("turning").unwrap_or(head_dim);
+            let mut factors = llama3(&fields, turning)?;
+            factors.resize((head_dim / 2) as usize, 1.0);
+            let tensors = vec![fields.tensor("rope_freqs", factors)?];
             Ok(RopeScaling { keys: Vec::new(), tensors })
         }
         "longrope" | "su" => longrope(&fields, head_dim),
@@ -185,7 +189,8 @@ fn proportional(fields: &Fields<'_>, head_dim: u64) -> Result<Vec<f32>> {
 /// between go smoothly from one to the other. In f32 throughout, as transformers computes it.
 fn llama3(fields: &Fields<'_>, head_dim: u64) -> Result<Vec<f32>> {
     let config = fields.config;
-    let theta_fields = [fields.name("rope_theta"), "rope_theta".to_owned()];
+    let theta_fields =
+        [fields.name("rope_theta"), "rope_theta.0".to_owned(), "rope_theta".to_owned()];
     let theta = config.first(&theta_fields).and_then(|(_, v)| Value::as_f64(v)).unwrap_or(1e4);
     let factor = fields.require_f32("factor")?;
     let low = fields.require_f32("low_freq_factor")?;

@@ -24,6 +24,15 @@ pub fn job<'a>(checkpoint: &'a Checkpoint, tensor: &'a Planned, ty: TensorType) 
         Source::Pieces(pieces) if ty == TensorType::MXFP4 && tensor.is_mxfp4() => {
             job.make = repack(checkpoint, pieces, row_len as u64);
         }
+        Source::Pieces(pieces) if ty == TensorType::I32 => {
+            job.make = Box::new(move |first, out| {
+                let mut values = vec![0.0; out.len() / 4];
+                fill(checkpoint, pieces, first * row_len as u64, &mut values)?;
+                let bytes = values.iter().flat_map(|v| (*v as i32).to_le_bytes());
+                out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
+                Ok(0)
+            });
+        }
         Source::Pieces(pieces) => {
             job.unit_rows = unit_rows(pieces, row_len as u64);
             job.make = stream::from_values(ty, row_len, move |first, out| {

@@ -9,6 +9,7 @@ use crate::Result;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Map {
     Add(f32),
+    Exp,
     /// −eˣ
     NegExp,
 }
@@ -18,6 +19,7 @@ impl Map {
         match self {
             Map::Add(x) => values.iter_mut().for_each(|v| *v += x),
             // In f64, so that the last bit is the same on every machine.
+            Map::Exp => values.iter_mut().for_each(|v| *v = f64::from(*v).exp() as f32),
             Map::NegExp => values.iter_mut().for_each(|v| *v = -f64::from(*v).exp() as f32),
         }
     }
@@ -93,6 +95,7 @@ fn parse(text: &str) -> Option<Step<'_>> {
         "rope-pairs" => Step::Turn(rest, Pairs::Halves),
         "rope-halves" => Step::Turn(rest, Pairs::Neighbours),
         "add" => Step::Map(Map::Add(rest.parse().ok()?)),
+        "exp" if rest.is_empty() => Step::Map(Map::Exp),
         "neg-exp" if rest.is_empty() => Step::Map(Map::NegExp),
         _ => return None,
     })
@@ -146,5 +149,7 @@ mod tests {
         assert_eq!(values, [1.0, 2.0, 0.0]);
         Map::NegExp.apply(&mut values);
         assert_eq!(values, [-std::f32::consts::E, -7.389_056, -1.0]);
+        Map::Exp.apply(&mut values[2..]);
+        assert_eq!(values[2], 0.367_879_44);
     }
 }

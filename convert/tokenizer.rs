@@ -12,6 +12,7 @@ use super::spm::{self, Order};
 use super::vocab::{AddedToken, Vocab};
 use super::{metaspace, tiktoken};
 use crate::gguf::Writer;
+use crate::model::descriptor::{Vocabulary, VocabularyModel};
 use crate::tokenizer::{ends_by_name, is_language};
 use crate::{Error, Result};
 
@@ -51,9 +52,19 @@ struct Template {
     text: String,
 }
 
+/// The facts about a vocabulary that its files lack.
+pub struct Asked<'a> {
+    /// The user's `--pre`.
+    pub pre: Option<&'a str>,
+    /// The architecture's own.
+    pub vocabulary: Option<&'a Vocabulary>,
+    /// Rows of the embedding.
+    pub n_rows: u64,
+}
+
 impl Tokenizer {
-    /// Reads the tokenizer of the checkpoint in `folder`, whose embedding has `n_rows` rows.
-    pub fn read(folder: &Path, config: &Json, pre: Option<&str>, n_rows: u64) -> Result<Tokenizer> {
+    /// Reads the tokenizer of the checkpoint in `folder`.
+    pub fn read(folder: &Path, config: &Json, asked: &Asked) -> Result<Tokenizer> {
         let open = |name: &str| Json::open_optional(folder.join(name));
         let files = Files {
             folder,
@@ -62,8 +73,10 @@ impl Tokenizer {
             tokenizer_config: open("tokenizer_config.json")?,
             generation: open("generation_config.json")?,
         };
-        let mut vocab = files.vocab(pre, n_rows)?;
-        vocab.fit(n_rows, folder)?;
+        let mut vocab = files.vocab(asked)?;
+        vocab.fit(asked.n_rows, folder)?;
+        let visible = asked.vocabulary.map_or(&[][..], |own| &own.visible);
+        visible.iter().for_each(|token| vocab.show(token));
         let ids = files.special_ids(&vocab)?;
         let source_language = files.source_language(&vocab)?;
         let adds = files.adds(&vocab, &ids, source_language.is_some())?;
@@ -87,8 +100,14 @@ impl Tokenizer {
 }
 
 impl Files<'_> {
-    fn vocab(&self, pre: Option<&str>, n_rows: u64) -> Result<Vocab> {
+    fn vocab(&self, asked: &Asked) -> Result<Vocab> {
         let mut added = self.added_tokens()?;
+        if let Some(VocabularyModel::Gemma4) = asked.vocabulary.map(|own| own.model)
+            && let Some(tokenizer) = &self.tokenizer
+            && metaspace::has_merges(tokenizer)?
+        {
+            return metaspace::read_ranked(tokenizer, &added);
+        }
         let models = SENTENCEPIECE.iter().map(|name| self.folder.join(name));
         if let Some(path) = models.into_iter().find(|path| path.exists()) {
             match (self.pieces(&path, Order::Own, &added), &self.tokenizer) {
@@ -104,7 +123,7 @@ impl Files<'_> {
         if let Some(tokenizer) = &self.tokenizer {
             return match tokenizer.str("model.type")?.unwrap_or("BPE") {
                 _ if metaspace::is_sentencepiece(tokenizer)? => metaspace::read(tokenizer, &added),
-                "BPE" => bpe::read(tokenizer, pre, &added),
+                "BPE" => bpe::read(tokenizer, asked.pre, &added),
                 other => Err(tokenizer.fail("model.type", "BPE or Unigram", other)),
             };
         }
@@ -114,7 +133,7 @@ impl Files<'_> {
         }
         let ranks = self.folder.join(TIKTOKEN);
         if ranks.exists() {
-            return tiktoken::read(&ranks, pre, n_rows, &added);
+            return tiktoken::read(&ranks, asked.pre, asked.n_rows, &added);
         }
         let got = match fairseq.exists() {
             true => format!("only {FAIRSEQ}, which lacks the languages"),
@@ -249,13 +268,16 @@ impl Files<'_> {
         let seen = |end: Option<&Value>, token| special_of(end).map(|end| Some(end) == token);
         let (first, last) = (seen(single.first(), bos), seen(single.last(), eos));
         let (first, last) = if translates { (Some(false), Some(true)) } else { (first, last) };
+        let starts = matches!(vocab.model, "llama" | "gemma4");
         let kinds = [
-            ("add_bos_token", "tokenizer.ggml.add_bos_token", first, vocab.model == "llama"),
+            ("add_bos_token", "tokenizer.ggml.add_bos_token", first, starts),
             ("add_eos_token", "tokenizer.ggml.add_eos_token", last, vocab.model == "t5"),
         ];
         let mut adds = Vec::new();
         for (field, key, seen, default) in kinds {
             let said = match &self.tokenizer_config {
+                // Some of Gemma 4's files say that it has none.
+                _ if vocab.model == "gemma4" && default => Some(true),
                 Some(config) => config.bool(field)?,
                 None => None,
             };
@@ -413,7 +435,12 @@ mod tests {
     }
 
     fn read(folder: &Path, n_rows: u64) -> Result<Tokenizer> {
-        Tokenizer::read(folder, &Json::open(folder.join("config.json"))?, None, n_rows)
+        read_as(None, folder, n_rows)
+    }
+
+    fn read_as(vocabulary: Option<&Vocabulary>, folder: &Path, n_rows: u64) -> Result<Tokenizer> {
+        let config = Json::open(folder.join("config.json"))?;
+        Tokenizer::read(folder, &config, &Asked { pre: None, vocabulary, n_rows })
     }
 
     /// Written to a GGUF file and opened by the program's tokenizer.
@@ -462,7 +489,7 @@ mod tests {
         let known: Vec<&str> =
             pre::known_names().filter(|n| !found.iter().any(|f| f == n)).collect();
         // GLM's are Llama's patterns, told apart by a special token.
-        assert_eq!(known, ["default", "glm4", "chatglm-bpe"]);
+        assert_eq!(known, ["default", "falcon", "glm4", "chatglm-bpe"]);
     }
 
     /// Compares with the prompts that transformers gives to the model: [text, ids] each.
@@ -502,6 +529,34 @@ mod tests {
         check_ids(&tokenizer, "spm");
         check_prompts(&tokenizer, "spm");
         assert_eq!((tokenizer.add_bos(), tokenizer.add_eos()), (true, false));
+    }
+
+    /// Merges instead of scores, no space before a text, and special tokens that answers show.
+    #[test]
+    fn gemma_4s_merges_stay_merges() {
+        let dir = folder("hf/spm", &[FAST]);
+        let path = dir.path().join(FAST);
+        let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        file["normalizer"] = file["normalizer"]["normalizers"][1].take();
+        file["pre_tokenizer"] = json!({
+            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+            "invert": false,
+        });
+        fs::write(&path, file.to_string()).unwrap();
+        let config = r#"{"bos_token": "<s>", "add_bos_token": false}"#;
+        fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+        let visible = vec!["<|user|>".to_owned(), "<|none|>".to_owned()];
+        let own = Vocabulary { model: VocabularyModel::Gemma4, visible };
+        let read = read_as(Some(&own), dir.path(), 1810).unwrap();
+        let tokenizer = through_gguf(read, dir.path());
+        check_ids(&tokenizer, "gemma4");
+        assert!(tokenizer.add_bos());
+        let kind = |token: &str| tokenizer.token_type(tokenizer.special_id(token).unwrap());
+        assert_eq!(kind("<|user|>").unwrap(), crate::tokenizer::TokenType::UserDefined);
+        assert_eq!(kind("<|end|>").unwrap(), crate::tokenizer::TokenType::Control);
+        let gguf = Gguf::open(dir.path().join("m.gguf")).unwrap();
+        assert_eq!(gguf.str("tokenizer.ggml.model").unwrap(), Some("gemma4"));
+        assert_eq!(gguf.str("tokenizer.ggml.pre").unwrap(), None);
     }
 
     #[test]

@@ -18,10 +18,10 @@ pub enum TokenType {
 
 #[derive(Debug)]
 pub struct Vocab {
-    /// `tokenizer.ggml.model`: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `t5`
-    /// (SentencePiece unigram).
+    /// `tokenizer.ggml.model`: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE), `gemma4` (the
+    /// same with ranked merges) or `t5` (SentencePiece unigram).
     pub model: &'static str,
-    /// `tokenizer.ggml.pre`
+    /// `tokenizer.ggml.pre`; empty for none.
     pub pre: String,
     pub tokens: Vec<String>,
     pub types: Vec<TokenType>,
@@ -58,7 +58,7 @@ impl AddedToken {
 }
 
 /// llama.cpp's scores for tokens that were added, and for rows of the embedding without a token.
-const ADDED_SCORE: f32 = -1000.0;
+pub const ADDED_SCORE: f32 = -1000.0;
 const PAD_SCORE: f32 = -10_000.0;
 
 impl Vocab {
@@ -123,6 +123,13 @@ impl Vocab {
         }
     }
 
+    /// A special token becomes a part of the text, where the vocabulary has it.
+    pub fn show(&mut self, token: &str) {
+        if let Some(id) = self.id(token) {
+            self.types[id as usize] = TokenType::UserDefined;
+        }
+    }
+
     fn pad(&mut self, n: usize) {
         while self.tokens.len() < n {
             self.tokens.push(format!("[PAD{}]", self.tokens.len()));
@@ -146,7 +153,9 @@ impl Vocab {
 
     pub fn write(self, writer: &mut Writer) -> Result<()> {
         writer.set("tokenizer.ggml.model", self.model)?;
-        writer.set("tokenizer.ggml.pre", self.pre)?;
+        if !self.pre.is_empty() {
+            writer.set("tokenizer.ggml.pre", self.pre)?;
+        }
         writer.set("tokenizer.ggml.tokens", self.tokens)?;
         if let Some(scores) = self.scores {
             writer.set("tokenizer.ggml.scores", scores)?;

@@ -119,7 +119,9 @@ impl CpuPass<'_, '_> {
             let shape = model.rope_shape(w.head_dim, hyper.rope_offset);
             let table = m.ropes.of_layer(w.slides);
             cpu.rope(&mut m.q, shape, table);
-            cpu.rope(&mut m.k, shape, table);
+            if w.shared_with.is_none() {
+                cpu.rope(&mut m.k, shape, table);
+            }
         }
         if norm_after_rope {
             self.norm_heads(w, m);
@@ -128,7 +130,9 @@ impl CpuPass<'_, '_> {
             cpu.rope(&mut m.q, model.rope_shape(w.head_dim, 0), &m.ropes.temperature);
         }
         // cache
-        self.store_keys_values(l, m);
+        if w.shared_with.is_none() {
+            self.store_keys_values(l, m);
+        }
         match &w.index {
             Some(index) if index.means => self.index_means(l, index, h, m),
             Some(index) if self.chooses() => self.index_blocks(l, index, h, m),
@@ -163,7 +167,7 @@ impl CpuPass<'_, '_> {
                 sinks: w.sinks.as_deref(),
                 bias: w.bias.as_ref(),
             };
-            let (keys, values) = self.caches[segment.session].rows(l);
+            let (keys, values) = self.caches[segment.session].rows(w.shared_with.unwrap_or(l));
             // Rows that see all positions, then those that see chosen ones.
             let dense = match chooses {
                 false => rows.clone(),
@@ -217,14 +221,20 @@ impl CpuPass<'_, '_> {
     ) {
         let (model, n) = (self.model, self.batch.n_rows());
         let gate = w.gate.as_ref().map(|(gate, _)| gate);
-        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(gate);
+        let is_own = w.shared_with.is_none();
+        let own = [&w.k, &w.v].into_iter().filter(|_| is_own);
+        let inputs = [&w.q].into_iter().chain(own).chain(gate);
         let kinds = Kinds::of(inputs.map(|linear| linear.weight.ty));
         m.acts.fill(self.cpu, kinds, n, model.hyper.n_embd, h);
-        self.cpu.products([
-            model.linear(&w.q, &m.acts, &mut m.q, n),
-            model.linear(&w.k, &m.acts, &mut m.k, n),
-            model.linear(&w.v, &m.acts, &mut m.v, n),
-        ]);
+        if is_own {
+            self.cpu.products([
+                model.linear(&w.q, &m.acts, &mut m.q, n),
+                model.linear(&w.k, &m.acts, &mut m.k, n),
+                model.linear(&w.v, &m.acts, &mut m.v, n),
+            ]);
+        } else {
+            self.cpu.products([model.linear(&w.q, &m.acts, &mut m.q, n)]);
+        }
         if let Some(gate) = gate {
             self.cpu.products([model.linear(gate, &m.acts, &mut m.gate, n)]);
         }

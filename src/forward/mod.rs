@@ -13,6 +13,7 @@ pub mod gpu;
 mod indexer;
 mod kda;
 mod last_layer;
+mod layer_inputs;
 mod logits;
 mod mean_index;
 mod mla;
@@ -149,6 +150,7 @@ impl CpuPass<'_, '_> {
     pub(super) fn begin(&mut self, b: &mut Buffers) {
         let (model, n) = (self.model, self.batch.n_rows());
         model.embed(self.batch.tokens(), &mut b.x);
+        self.fill_layer_inputs(b);
         self.fill_positions(b);
         model.publish_start(self.batch, b);
         model.record_start(self.batch, b, self.observer);
@@ -197,6 +199,9 @@ impl CpuPass<'_, '_> {
         // experts, residual
         if let Some(ffn) = &layer.ffn {
             self.feed_forward_part(b, l, ffn)?;
+        }
+        if let Some(part) = &layer.input {
+            self.add_layer_input(b, l, part);
         }
         if layer.scale != 1.0 {
             b.x.iter_mut().for_each(|x| *x *= layer.scale);

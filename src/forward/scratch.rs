@@ -5,6 +5,7 @@ use crate::backend::ops::Route;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::batch::LogitRow;
 use crate::forward::events::EventBuffers;
+use crate::forward::layer_inputs::InputBuffers;
 use crate::forward::moe::FfnBuffers;
 use crate::forward::ngrams::NgramBuffers;
 use crate::forward::streams::StreamBuffers;
@@ -21,6 +22,7 @@ pub struct Buffers {
     pub(super) y: Floats,   // [rows, n_embd], what a stage adds to x
     pub(super) streams: StreamBuffers,
     pub(super) ngrams: NgramBuffers,
+    pub(super) inputs: InputBuffers,
     pub(super) mixer: MixerBuffers,
     pub(super) acts: ActSet, // [rows, n_embd], h in the forms that experts read
     pub(super) route: Route,

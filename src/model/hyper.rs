@@ -88,6 +88,10 @@ pub struct HyperParams {
     pub kept_every: usize,
     /// Embeddings of the last tokens together.
     pub ngrams: Option<NgramParams>,
+    /// The last layers that see keys and values of layers before them.
+    pub n_sharing: usize,
+    /// Elements of a layer's own input; 0 where layers have none.
+    pub layer_input: usize,
 }
 
 /// Indices in `cache_shapes` of a decoder layer's caches.
@@ -184,6 +188,8 @@ impl HyperParams {
             rope_pairing: keys.rope_pairing()?,
             recurrent,
             ffn_only: keys.ffn_only(n_layers)?,
+            n_sharing: keys.sharing(&kinds)?,
+            layer_input: keys.layer_input()?,
             kinds,
             norm: keys.norm()?,
             norm_eps: keys.norm_eps()?,
@@ -217,7 +223,8 @@ impl HyperParams {
         let kinds = self.kinds.of_last();
         let (layer_heads, recurrent) = (None, None);
         let own = self.clone();
-        HyperParams { n_layers: 1, n_head, n_head_kv, layer_heads, recurrent, kinds, ..own }
+        let (n_layers, n_sharing) = (1, 0);
+        HyperParams { n_layers, n_head, n_head_kv, layer_heads, recurrent, kinds, n_sharing, ..own }
     }
 
     /// Heads of queries and of keys of a layer.
@@ -240,6 +247,17 @@ impl HyperParams {
     /// Whether a layer has a feed-forward part.
     pub fn has_ffn(&self, layer: usize) -> bool {
         self.ffn_only.get(layer).copied().unwrap_or(true)
+    }
+
+    /// The layer whose keys and values a layer sees: itself, or the last before the sharing ones
+    /// that slides as it does.
+    pub fn keys_of(&self, layer: usize) -> usize {
+        let n_own = self.n_layers - self.n_sharing;
+        if layer < n_own {
+            return layer;
+        }
+        let alike = |other: &usize| self.kinds.slides(*other) == self.kinds.slides(layer);
+        (0..n_own).rev().find(alike).unwrap_or(layer)
     }
 
     /// Layers of the encoder, if there is one: those that come first.
@@ -308,7 +326,7 @@ impl HyperParams {
         };
         let of_layer = |l: usize| match self.recurrence_of(l) {
             Some(recurrence) => LayerShape::State(recurrence.state_size()),
-            None if !self.mixes(l) => LayerShape::ELSEWHERE,
+            None if !self.mixes(l) || self.keys_of(l) != l => LayerShape::ELSEWHERE,
             None => match (shape(l), &self.indexer) {
                 (LayerShape::Latent { dim, .. }, Some(indexer)) if indexer.own[l] => {
                     let (index, kept) = (indexer.cached_dim(), indexer.n_kept());
@@ -406,6 +424,30 @@ impl Keys<'_> {
 
     pub fn require(&self, key: &str) -> Result<usize> {
         self.some(key, self.count(key)?)
+    }
+
+    /// Layers at the end without keys and values of their own.
+    fn sharing(&self, kinds: &LayerKinds) -> Result<usize> {
+        let key = "attention.shared_kv_layers";
+        let n = if self.descriptor.parts.shares_keys { self.number(key)? } else { 0 };
+        let n_layers = kinds.n_layers();
+        let n_own = n_layers.saturating_sub(n);
+        let is_served = |l: usize| (0..n_own).any(|own| kinds.slides(own) == kinds.slides(l));
+        match (n_own..n_layers).all(is_served) {
+            true => Ok(n),
+            false => {
+                let expected = "less, so that layers of each kind have keys of their own".into();
+                Err(self.bad(key, expected, n))
+            }
+        }
+    }
+
+    fn layer_input(&self) -> Result<usize> {
+        let key = "embedding_length_per_layer_input";
+        match self.descriptor.parts.layer_inputs && self.number(key)? > 0 {
+            true => self.require(key),
+            false => Ok(0),
+        }
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>> {

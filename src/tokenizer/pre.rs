@@ -152,6 +152,9 @@ pub(super) const AYA_THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 /// own, no tokenizer.json has it.
 const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
+/// llama.cpp's patterns for Falcon.
+const FALCON: &[&str] = &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"];
+
 const PLAIN: Row = Row {
     names: &[],
     patterns: &[],
@@ -181,6 +184,7 @@ pub(super) const TABLE: &[Row] = &[
         ],
         patterns: &[r"\p{N}", GPT2], ..PLAIN
     },
+    Row { names: &["falcon"], patterns: FALCON, ..PLAIN },
     Row { names: &["command-r"], patterns: &[r"\p{N}", GPT2], nfc: true, ..PLAIN },
     Row {
         names: &["superbpe"],

@@ -130,9 +130,18 @@ impl Card {
         std::fs::write(folder.join("config.json"), self.card["config"].to_string()).unwrap();
         let (mut header, mut data) = (Map::new(), Vec::new());
         for (name, dims) in &self.tensors {
-            let start = data.len();
-            data.extend(self.bytes(name, dims, *dims.last().unwrap()));
-            let place = json!({"dtype": "F32", "shape": dims, "data_offsets": [start, data.len()]});
+            let (start, row_len) = (data.len(), *dims.last().unwrap());
+            let dtype = match name.ends_with("tid2eid") {
+                true => {
+                    data.extend(self.experts_of_tokens(name, dims[0], row_len));
+                    "I64"
+                }
+                false => {
+                    data.extend(self.bytes(name, dims, row_len));
+                    "F32"
+                }
+            };
+            let place = json!({"dtype": dtype, "shape": dims, "data_offsets": [start, data.len()]});
             header.insert(name.clone(), place);
         }
         let header = Value::Object(header).to_string().into_bytes();
@@ -141,11 +150,22 @@ impl Card {
         std::fs::write(folder.join("model.safetensors"), whole).unwrap();
     }
 
+    fn seed(&self, name: &str) -> u64 {
+        let text = self.name.bytes().chain(name.bytes());
+        text.fold(0u64, |seed, byte| mixed(seed ^ u64::from(byte)))
+    }
+
+    /// `k` of eight experts for each token.
+    fn experts_of_tokens(&self, name: &str, n_tokens: u64, k: u64) -> Vec<u8> {
+        let seed = self.seed(name);
+        let of_token = |token| (0..k).map(move |i| (mixed(seed ^ token) % 8 + i) % 8);
+        (0..n_tokens).flat_map(of_token).flat_map(u64::to_le_bytes).collect()
+    }
+
     /// Uniform f32s: around 1 for norms, small for biases, and of matrices that read `n_inputs`
     /// such that products are about as large as what they read.
     fn bytes(&self, name: &str, dims: &[u64], n_inputs: u64) -> Vec<u8> {
-        let text = self.name.bytes().chain(name.bytes());
-        let seed = text.fold(0u64, |seed, byte| mixed(seed ^ u64::from(byte)));
+        let seed = self.seed(name);
         let is_vector = dims.iter().filter(|d| **d != 1).count() == 1;
         let (centre, width) = match is_vector {
             // Logarithms of decays, for steps of 1.
@@ -163,7 +183,14 @@ impl Card {
 
 /// The names of a pattern such as `blk.0,2.attn_q.weight` or `model.layers.*.mlp.gate.weight`.
 fn of_layers(pattern: &str, n_layers: u64) -> Vec<String> {
-    let befores = ["blk.", "model.layers.", "backbone.layers.", "model.language_model.layers."];
+    let befores = [
+        "blk.",
+        "layers.",
+        "model.layers.",
+        "backbone.layers.",
+        "model.language_model.layers.",
+        "language_model.model.layers.",
+    ];
     let Some(before) = befores.into_iter().find(|before| pattern.starts_with(before)) else {
         return vec![pattern.to_owned()];
     };

@@ -329,7 +329,39 @@ fn configs_whose_layers_do_not_fit() {
     spoil("nemotron_h_moe_hf", "hybrid_override_pattern", json!("ME*EMX"), &["M or", "ME*EMX"]);
     spoil("laguna_hf", "gating", json!("sometimes"), &["per-element", "sometimes"]);
     spoil("laguna_hf", "num_attention_heads_per_layer", json!([4, 0, 6, 4]), &["1 to", "0"]);
+    spoil("deepseek4_hf", "compress_ratios", json!([0, 8, 128, 4]), &["0 or 128 or 4", "8"]);
+    spoil("deepseek4_hf", "scoring_func", json!("tanh"), &["sqrtsoftplus", "tanh"]);
+    spoil("bailingmoe3_hf", "layer_group_size", json!("big"), &["number", "big"]);
     spoil("jamba_hf", "attn_layer_period", json!("often"), &["number", "often"]);
+}
+
+/// Lists of a nested config, and tables of integers.
+#[test]
+fn layers_of_nested_configs_and_tables() {
+    let text = |name: &str, field: &str, value: Value, words: &[&str]| {
+        let spoilt = Spoilt::card(name);
+        spoilt.json("config.json", |config| config["text_config"][field] = value.clone());
+        spoilt.fails(&[&["config.json", field], words].concat());
+    };
+    let all = json!(["sliding_attention", "full_attention", "full_attention", "full_attention"]);
+    text("step35_hf", "layer_types", all, &["full_attention", "sliding_attention"]);
+    text("step35_hf", "moe_layers_enum", json!("some"), &["list of numbers", "some"]);
+    let groups = json!({"num_attention_heads": 6, "num_attention_groups": 4});
+    text("step35_hf", "attention_other_setting", groups, &["2", "4"]);
+    text("step35_hf", "num_hidden_layers", json!("four"), &["integer", "four"]);
+    text("minimax-m3_hf", "swiglu_limit", json!(3.0), &["7", "3"]);
+    text("glm5-next_hf", "index_topk_freq", json!(4), &["1", "4"]);
+    let spoilt = Spoilt::card("deepseek4_hf");
+    spoilt.header(SINGLE, |h| h["layers.0.ffn.gate.tid2eid"]["dtype"] = json!("F64"));
+    spoilt.fails(&["tid2eid", "I32 or I64", "F64"]);
+    let spoilt = Spoilt::card("deepseek4_hf");
+    spoilt.header(SINGLE, |h| {
+        let table = h["layers.0.ffn.gate.tid2eid"].clone();
+        h["layers.0.ffn.gate.bias"] = table;
+        h["layers.0.ffn.gate.bias"]["shape"] = json!([960]);
+        h.as_object_mut().unwrap().remove("layers.0.ffn.gate.tid2eid");
+    });
+    spoilt.fails(&["ffn.gate.bias"]);
 }
 
 #[test]

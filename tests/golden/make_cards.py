@@ -40,10 +40,13 @@ def mixed(n):
 
 
 def values(card, tensor, shape):
-    """float32 of a shape with the row length last."""
+    """float32 of a shape with the row length last; of a table the ids of experts, of eight."""
     seed = 0
     for byte in (card + tensor).encode():
         seed = mixed(seed ^ byte)
+    if tensor.endswith("tid2eid"):
+        first = np.array([mixed(seed ^ row) % 8 for row in range(shape[0])], dtype=np.int64)
+        return (first[:, None] + np.arange(shape[1])) % 8
     centre, width = np.float32(0), np.sqrt(np.float32(3) / np.float32(shape[-1]))
     if tensor.endswith("ssm_a"):
         centre, width = -0.3, 0.25
@@ -58,7 +61,14 @@ def values(card, tensor, shape):
 
 
 def names(pattern, n_layers):
-    befores = "blk.", "model.layers.", "backbone.layers.", "model.language_model.layers."
+    befores = (
+        "blk.",
+        "layers.",
+        "model.layers.",
+        "backbone.layers.",
+        "model.language_model.layers.",
+        "language_model.model.layers.",
+    )
     for before in befores:
         if pattern.startswith(before):
             layers, rest = pattern[len(before) :].split(".", 1)
@@ -147,7 +157,7 @@ def with_transformers(chosen):
                 output_loading_info=True,
             )
         # A card has the text's part of a model that sees pictures. MiniMax computes its decays.
-        own = (".visual.", "_decay", "slope_rate")
+        own = (".visual", ".vision_", "projector.", "_decay", "slope_rate")
         missing = {key for key in info["missing_keys"] if not any(part in key for part in own)}
         info["missing_keys"] = missing
         assert not any(info.values()), f"{name}: {info}"

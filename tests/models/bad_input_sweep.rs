@@ -33,6 +33,7 @@ const GOLDEN: [&str; 64] = [
     "ernie4_5-moe",
     "exaone-moe",
     "gemma4",
+    "gemma4_shared_hf",
     "glm-dsa",
     "glm4_moe_lite",
     "glm4moe",

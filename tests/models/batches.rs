@@ -54,6 +54,7 @@ const MODELS: [&str; 52] = [
     "mellum",
     "mistral4",
     "gemma4",
+    "gemma4_shared_hf",
     "glm-dsa",
     "granitehybrid",
     "jamba",

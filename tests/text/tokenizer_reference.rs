@@ -137,7 +137,7 @@ struct Family {
     normalizer: Option<serde_json::Value>,
 }
 
-const UNPUBLISHED: [&str; 3] = ["default", "glm4", "chatglm-bpe"];
+const UNPUBLISHED: [&str; 4] = ["default", "falcon", "glm4", "chatglm-bpe"];
 
 #[test]
 fn each_family_gives_the_ids_of_hf_tokenizers() {
@@ -193,6 +193,22 @@ fn unigram_gives_the_ids_of_sentencepiece() {
 #[test]
 fn nllb_gives_the_ids_of_sentencepiece_moved_to_fairseqs_order() {
     check(&tokenizer("nllb"), "nllb", false);
+}
+
+/// llama.cpp's vocabularies, cut down to its test strings, which `llama_cpp.py` there does.
+#[test]
+fn llama_cpps_vocabularies_give_their_ids() {
+    for name in ["gemma-4", "falcon"] {
+        let tokenizer = tokenizer(&format!("llama.cpp/{name}"));
+        let rows = std::fs::read(fixture(&format!("llama.cpp/{name}.json"))).unwrap();
+        let rows: Vec<(String, Vec<u32>)> = serde_json::from_slice(&rows).unwrap();
+        assert_eq!(rows.len(), 46);
+        for (text, expected) in &rows {
+            let got = tokenizer.encode(text, EncodeOptions::TEXT);
+            assert_eq!(got, *expected, "{name}: {text:?}");
+        }
+        check_back(&tokenizer, &rows, as_it_is);
+    }
 }
 
 /// A run of one letter is where merging by rescanning takes minutes and where recursive regular

@@ -3,11 +3,12 @@
 //!
 //! # Expressions
 //!
-//! Values are small expressions over config.json: field names (`a.b` descends; a nested
-//! `text_config` is looked into first), numbers, `+ - * / ( )`, and the functions `floor(x)`,
-//! `sqrt(x)`, `len(list)` and `leading(list, word)`, which counts the leading elements of a list
-//! that are `word`. Where a list of expressions stands, the first whose fields are all there
-//! counts. Shapes and steps are made of the names in `[convert.sizes]` instead of fields.
+//! Values are small expressions over config.json: field names (`a.b` descends, into a list by
+//! number; a nested `text_config` is looked into first), numbers, `+ - * / ( )`, and the functions
+//! `floor(x)`, `sqrt(x)`, `first(list)`, the number that a list or a text of such starts with,
+//! `len(list)` and `leading(list, word)`, which counts the leading elements of a list that are
+//! `word`. Where a list of expressions stands, the first whose fields are all there counts. Shapes
+//! and steps are made of the names in `[convert.sizes]` instead of fields.
 //!
 //! # Tensors
 //!
@@ -25,13 +26,14 @@
 //!   checkpoints turn them, to neighbours (2i, 2i + 1)
 //! - `rope-halves HEADS` — the inverse
 //! - `add X` — X added to every value: norms stored as their distance from one
+//! - `exp` — x becomes eˣ
 //! - `neg-exp` — x becomes -eˣ
 //!
 //! Other fields of a row: `part`, the place among the rows whose tensors lie one behind the other
 //! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`,
 //! `next`);
 //! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
-//! `layers`, the size that counts its `{layer}`.
+//! `layers`, the size that counts its `{layer}`; `integers`, that it is a table of such.
 
 use std::collections::BTreeMap;
 
@@ -72,6 +74,13 @@ pub struct Convert {
     /// Beginnings of checkpoint names and what is read for them.
     #[serde(default)]
     pub prefixes: BTreeMap<String, String>,
+    /// The `model_type` of a nested text_config that tells checkpoints of this architecture from
+    /// others of the same class.
+    #[serde(default)]
+    pub text_model: Option<String>,
+    /// A kind of vocabulary that tokenizer.json does not tell apart from others.
+    #[serde(default)]
+    pub vocabulary: Option<Vocabulary>,
     tensors: BTreeMap<String, OneOrMore<Target>>,
     #[serde(default)]
     layer_tensors: BTreeMap<String, OneOrMore<Target>>,
@@ -100,6 +109,9 @@ pub struct MetadataRow {
     /// Expressions of the same value, where their fields are there.
     #[serde(default)]
     pub same: Vec<String>,
+    /// A list has an element a layer; those of layers behind the last are left out.
+    #[serde(default)]
+    pub by_layer: bool,
     /// A list is filled up with zeros to this length.
     #[serde(default)]
     pub pad: usize,
@@ -109,6 +121,24 @@ pub struct MetadataRow {
     /// The only classes that get the key; all if empty.
     #[serde(default)]
     pub classes: Vec<String>,
+}
+
+/// The vocabulary of an architecture.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vocabulary {
+    pub model: VocabularyModel,
+    /// Special tokens that belong to an answer's text: readers of tool calls look for them.
+    #[serde(default)]
+    pub visible: Vec<String>,
+}
+
+/// `tokenizer.ggml.model`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum VocabularyModel {
+    /// SentencePiece BPE with its merges in place of scores.
+    Gemma4,
 }
 
 /// A size by layer.
@@ -182,6 +212,8 @@ struct Target {
     #[serde(default = "all_layers")]
     layers: String,
     unless: Option<String>,
+    #[serde(default)]
+    integers: bool,
 }
 
 /// Which layers have a tensor.
@@ -219,6 +251,7 @@ pub struct TensorRow {
     pub layers: String,
     /// A size that a config of such a checkpoint does not have.
     pub unless: Option<String>,
+    pub integers: bool,
 }
 
 fn all_layers() -> String {
@@ -254,6 +287,7 @@ impl Descriptor {
                     kind: target.kind,
                     layers: target.layers,
                     unless: target.unless,
+                    integers: target.integers,
                 }));
             }
         }

@@ -14,7 +14,10 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-pub use convert::{Convert, Kind, LayerSize, Layers, MetadataRow, MetadataType, Named, TensorRow};
+pub use convert::{
+    Convert, Kind, LayerSize, Layers, MetadataRow, MetadataType, Named, TensorRow, Vocabulary,
+    VocabularyModel,
+};
 pub use parts::{
     Form, Mixer, Norm, Parts, Positions, RecurrenceKind, Residual, RopeLayers, RopeRows, Router,
     RouterInput, SharedSum, Tempering, ValueGate, Window,
@@ -155,10 +158,18 @@ impl Descriptor {
         })
     }
 
-    /// The descriptor that converts a checkpoint of this `architectures[0]`.
-    pub fn for_hf_class(class: &str, path: &Path) -> Result<Descriptor> {
-        let mut all = Descriptor::all().into_iter();
-        all.find(|d| d.hf_classes.iter().any(|c| c == class)).ok_or_else(|| {
+    /// The descriptor that converts a checkpoint of this `architectures[0]`; `text_model` is the
+    /// `model_type` of its text_config, if it has one.
+    pub fn for_hf_class(class: &str, text_model: Option<&str>, path: &Path) -> Result<Descriptor> {
+        let all = Descriptor::all().into_iter();
+        let of_class = all.filter(|d| d.hf_classes.iter().any(|c| c == class));
+        // One that names this text model, else one that names none.
+        let fits = |d: &Descriptor| match d.convert.text_model.as_deref() {
+            Some(own) if Some(own) == text_model => 0,
+            None => 1,
+            Some(_) => 2,
+        };
+        of_class.min_by_key(fits).ok_or_else(|| {
             // There are too many for a sentence.
             let expected = "a class that moeba inspect --architectures lists";
             Error::format(path, "architectures", expected, format!("{class:?}"))
@@ -220,10 +231,24 @@ mod tests {
     }
 
     #[test]
+    fn the_text_model_tells_architectures_of_one_class_apart() {
+        let of = |class: &str, text_model: Option<&str>| {
+            Descriptor::for_hf_class(class, text_model, Path::new("")).unwrap().architecture
+        };
+        let both = "Mistral3ForConditionalGeneration";
+        assert_eq!(of(both, Some("mistral4")), "mistral4");
+        assert_eq!(of(both, Some("ministral3")), "mistral3");
+        assert_eq!(of(both, None), "mistral3");
+        assert_eq!(of("Mistral4ForCausalLM", None), "mistral4");
+    }
+
+    #[test]
     fn unknown_names_are_told_where_the_known_are() {
         let e = Descriptor::for_architecture("gpt9", Path::new("m.gguf")).unwrap_err().to_string();
         assert!(e.contains("m.gguf") && e.contains("llama") && e.contains("gpt9"), "{e}");
-        let e = Descriptor::for_hf_class("Gpt9", Path::new("config.json")).unwrap_err().to_string();
+        let e = Descriptor::for_hf_class("Gpt9", None, Path::new("config.json"))
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("--architectures") && e.contains("Gpt9"), "{e}");
     }
 }

@@ -123,6 +123,12 @@ pub struct Parts {
     /// Values are divided by the root of their mean square.
     #[serde(default)]
     pub normed_values: bool,
+    /// The last `attention.shared_kv_layers` layers see keys and values of layers before them.
+    #[serde(default)]
+    pub shares_keys: bool,
+    /// Layers have inputs of their own, of `embedding_length_per_layer_input` elements.
+    #[serde(default)]
+    pub layer_inputs: bool,
     /// The key of the soft cap of logits is the model's, those of others are not.
     #[serde(default)]
     pub caps_logits: bool,

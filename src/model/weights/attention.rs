@@ -20,8 +20,11 @@ pub struct AttentionWeights {
     /// Makes a gate beside the query if `gated`: [q, gate] a head.
     pub q: Linear,
     pub gated: bool,
+    /// They have no rows where keys and values are another layer's.
     pub k: Linear,
     pub v: Linear,
+    /// The layer whose keys and values these are.
+    pub shared_with: Option<usize>,
     /// Ones, over each head, if values are normalised.
     pub v_norm: Option<Vec<f32>>,
     /// Makes a gate of the heads' values, a number an element or a head, and its function.
@@ -172,27 +175,16 @@ impl Binder<'_> {
         let gated = self.descriptor.parts.gated_attention;
         let parts = if gated { 2 } else { 1 };
         self.together(&["attn_q_bias", "attn_k_bias", "attn_v_bias"], l)?;
-        self.together(&["attn_q_norm", "attn_k_norm"], l)?;
+        let shared_with = Some(h.keys_of(l)).filter(|other| *other != l);
+        let is_own = shared_with.is_none();
+        if is_own {
+            self.together(&["attn_q_norm", "attn_k_norm"], l)?;
+        }
         let [n_head, n_head_kv] = h.heads_of(l);
+        self.check_shared(shared_with, l)?;
         let [head_dim, head_dim_v] = h.head_dims(l);
         let rows = [parts * n_head * head_dim, n_head_kv * head_dim, n_head_kv * head_dim_v];
-        let [q, k, v] = match self.find(&of("qkv_fused"), l)? {
-            Some(index) => self.rows_apart(&of("qkv_fused"), l, index, rows)?,
-            None => {
-                let [q, k, v] = ["q", "k", "v"].map(|part| of(part));
-                // Values may be the keys, before these are normalised and rotated.
-                let is_key = self.descriptor.parts.normed_values && self.find(&v, l)?.is_none();
-                if is_key {
-                    self.as_in_its_kind(&v, l)?;
-                }
-                let v = if is_key { &k } else { &v };
-                [
-                    self.linear(&q, l, rows[0], h.n_embd)?,
-                    self.linear(&k, l, rows[1], h.n_embd)?,
-                    self.linear(v, l, rows[2], h.n_embd)?,
-                ]
-            }
-        };
+        let [q, k, v] = self.queries_keys_values(role, l, rows, is_own)?;
         self.as_in_its_kind(&of("value_gate"), l)?;
         self.as_in_its_kind(&of("sinks"), l)?;
         let gate = match self.find(&of("value_gate"), l)? {
@@ -211,13 +203,17 @@ impl Binder<'_> {
             gated,
             k,
             v,
-            v_norm: self.descriptor.parts.normed_values.then(|| vec![1.0; head_dim_v]),
+            shared_with,
+            v_norm: (self.descriptor.parts.normed_values && is_own).then(|| vec![1.0; head_dim_v]),
             gate,
             rotates: h.kinds.rotates(l),
             slides: h.kinds.slides(l),
             tempers: h.kinds.tempers(l),
             q_norm: self.head_norm(&of("q_norm"), l, n_head, head_dim)?,
-            k_norm: self.head_norm(&of("k_norm"), l, n_head_kv, head_dim)?,
+            k_norm: match is_own {
+                true => self.head_norm(&of("k_norm"), l, n_head_kv, head_dim)?,
+                false => None,
+            },
             sinks: self.optional_vector(&of("sinks"), l, n_head)?,
             bias: match self.descriptor.parts.positions {
                 Positions::Alibi => Some(DistanceBias::alibi(n_head)),
@@ -228,6 +224,54 @@ impl Binder<'_> {
             window: h.kinds.window_of(l),
             chunk: h.kinds.chunk_of(l),
         })
+    }
+
+    /// The matrices of queries, keys and values, of so many rows; only of queries unless `is_own`.
+    fn queries_keys_values(
+        &self,
+        role: &str,
+        l: usize,
+        rows: [usize; 3],
+        is_own: bool,
+    ) -> Result<[Linear; 3]> {
+        let n_embd = self.hyper.n_embd;
+        let [q, k, v] = ["q", "k", "v"].map(|part| format!("{role}_{part}"));
+        if !is_own {
+            // Some files have them all the same: they are not computed with.
+            for part in [&k, &v, &format!("{role}_k_norm")] {
+                self.find(part, l)?;
+            }
+            let nothing = || Linear::plain(Matrix::of_values(&[], n_embd));
+            return Ok([self.linear(&q, l, rows[0], n_embd)?, nothing(), nothing()]);
+        }
+        let fused = format!("{role}_qkv_fused");
+        if let Some(index) = self.find(&fused, l)? {
+            return self.rows_apart(&fused, l, index, rows);
+        }
+        // Values may be the keys, before these are normalised and rotated.
+        let is_key = self.descriptor.parts.normed_values && self.find(&v, l)?.is_none();
+        if is_key {
+            self.as_in_its_kind(&v, l)?;
+        }
+        let v = if is_key { &k } else { &v };
+        Ok([
+            self.linear(&q, l, rows[0], n_embd)?,
+            self.linear(&k, l, rows[1], n_embd)?,
+            self.linear(v, l, rows[2], n_embd)?,
+        ])
+    }
+
+    /// Refuses a layer with other heads of keys than the layer whose keys it sees.
+    fn check_shared(&self, shared_with: Option<usize>, l: usize) -> Result<()> {
+        let n_heads = |l: usize| self.hyper.heads_of(l)[1];
+        match shared_with.filter(|other| n_heads(*other) != n_heads(l)) {
+            None => Ok(()),
+            Some(other) => {
+                let key = self.descriptor.key("attention.head_count_kv");
+                let expected = format!("{} in layer {l}, as in layer {other}", n_heads(other));
+                Err(Error::format(self.gguf.path(), key, expected, n_heads(l).to_string()))
+            }
+        }
     }
 
     /// Refuses a layer without a tensor that another layer has which slides as it does, or sees

@@ -8,6 +8,7 @@ mod delta;
 pub mod encoder;
 mod experts;
 mod ffn;
+mod layer_inputs;
 mod matrix;
 mod next_token;
 mod ngrams;
@@ -29,6 +30,7 @@ pub use compressed::{CompressedWeights, Compressor};
 pub use delta::{DeltaWeights, Gates};
 use ffn::Experts;
 pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, SharedExpert};
+pub use layer_inputs::{InputPart, LayerInputs};
 pub use matrix::{HeadMatrices, Linear, Matrix};
 pub use next_token::NextTokenWeights;
 pub use ngrams::NgramWeights;
@@ -66,7 +68,12 @@ impl Mixer {
     /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
-            Mixer::Attention(w) => w.v_norm.is_none() && w.bias.is_none() && w.index.is_none(),
+            Mixer::Attention(w) => {
+                w.v_norm.is_none()
+                    && w.bias.is_none()
+                    && w.index.is_none()
+                    && w.shared_with.is_none()
+            }
             Mixer::None | Mixer::ShortConv(_) => true,
             Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX && !w.sigmoid_gate,
             Mixer::Kda(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
@@ -85,7 +92,7 @@ impl Layer {
         let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
         let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
         let is_plain = self.scale == 1.0 && has_one && self.ngrams.is_none();
-        self.mixer.has_kernels(chooses) && has_ffn && is_plain
+        self.mixer.has_kernels(chooses) && has_ffn && is_plain && self.input.is_none()
     }
 }
 
@@ -97,6 +104,8 @@ pub struct Layer {
     pub post_norm: Option<Norm>,
     /// `None` in a layer that mixes positions only.
     pub ffn: Option<FfnWeights>,
+    /// Adds what it makes of the layer's own input.
+    pub input: Option<InputPart>,
     /// Factor on the stream behind the layer.
     pub scale: f32,
     /// How the mixer and the feed-forward part read and feed the residual streams.
@@ -107,6 +116,8 @@ pub struct Layer {
 
 pub struct Weights {
     pub token_embd: Matrix,
+    /// Make inputs of each layer's own.
+    pub layer_inputs: Option<LayerInputs>,
     pub output_norm: Norm,
     pub output: Linear,
     pub logit_divisor: f32,
@@ -146,6 +157,7 @@ impl Weights {
         let most_pairs = n_pairs.max(hyper.sliding_rope.n_rot / 2);
         let mut weights = Weights {
             token_embd,
+            layer_inputs: b.layer_inputs(n_vocab)?,
             output_norm: b.norm("output_norm", hyper.n_layers - 1)?,
             output: Linear::scaled(
                 output,
@@ -175,6 +187,7 @@ impl Weights {
                 mixer: if hyper.mixes(l) { b.mixer(l)? } else { Mixer::None },
                 post_norm: b.optional_norm("attn_post_norm", l)?,
                 ffn,
+                input: b.input_part(l)?,
                 scale: b.optional_vector("layer_scale", l, 1)?.map_or(1.0, |scale| scale[0]),
                 streams: b.streams(l)?,
                 ngrams: b.ngrams(l)?,

@@ -46,6 +46,7 @@ impl NextTokenWeights {
         let output_norm = b.optional_norm("nextn_shared_head_norm", l)?;
         let (ffn, experts) = b.ffn(l)?;
         let layer = Layer {
+            input: None,
             norm: b.norm("attn_norm", l)?,
             mixer: b.mixer(l)?,
             post_norm: b.optional_norm("attn_post_norm", l)?,
@@ -55,6 +56,7 @@ impl NextTokenWeights {
             ngrams: None,
         };
         let weights = Weights {
+            layer_inputs: None,
             token_embd: own("nextn_embed_tokens")?.unwrap_or_else(|| shared.token_embd.clone()),
             output_norm: output_norm.unwrap_or_else(|| shared.output_norm.clone()),
             output: output.unwrap_or_else(|| shared.output.clone()),
