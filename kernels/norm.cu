@@ -57,17 +57,20 @@ struct RmsNormParams {
     u32 dim;
     // Rows of `weight`, of which x's rows have one after the other.
     u32 groups;
+    // Rows of x, and those of `out` where they are the same, begin so many numbers apart.
+    u32 stride;
+    u32 unused;
 };
-static_assert(sizeof(RmsNormParams) == 40);
+static_assert(sizeof(RmsNormParams) == 48);
 
 template <class In, class Out>
-__device__ __forceinline__ void rms(In x, const RmsNormParams& p, Out out) {
+__device__ __forceinline__ void rms(In x, const RmsNormParams& p, Out out, u32 out_stride) {
     SHARED(float, scales, THREADS / WARP);
     Global<const float> weight = p.weight;
     u32 rows = p.rows, dim = p.dim;
     u32 row = blockIdx.x * blockDim.y + threadIdx.y;
     bool live = row < rows;
-    u64 at = static_cast<u64>(live ? row : 0) * dim;
+    u64 at = static_cast<u64>(live ? row : 0) * p.stride;
     float squares = sum_of_squares(x + at, dim, live);
     if (threadIdx.x == 0) {
         scales[threadIdx.y] = 1.0f / sqrtf(squares / static_cast<float>(dim) + p.eps);
@@ -76,21 +79,22 @@ __device__ __forceinline__ void rms(In x, const RmsNormParams& p, Out out) {
     if (!live) return;
     float scale = scales[threadIdx.y];
     weight = weight + row % p.groups * dim;
+    u64 to = static_cast<u64>(row) * out_stride;
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
         float value = x[at + i];
-        out[at + i] = value * scale * weight[i];
+        out[to + i] = value * scale * weight[i];
     }
 }
 
 KERNEL(rms_norm, THREADS, RmsNormParams) {
     Global<const float> x = p.x;
     Global<float> out = p.out;
-    rms(x, p, out);
+    rms(x, p, out, p.dim);
 }
 
 KERNEL(rms_norm_in_place, THREADS, RmsNormParams) {
     Global<float> x = p.out;
-    rms(x, p, x);
+    rms(x, p, x, p.stride);
 }
 
 // The sum over a block of one row, in every thread.

@@ -351,7 +351,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "b429c8319f88f4463932f2c2e88f1aa401258c0d64e133bb65cd191c25d99699",
+        digest: "b63289a0333b3f2cd13fbd1b881b5e29030add6b46c14c59e8c5056ef9661801",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
@@ -420,9 +420,10 @@
     Module {
         source: "scan",
         compute: 75,
-        digest: "ae75e19102fca27fe90477eefb3bede77d1aae702d177bb6d8804218a5a91acb",
+        digest: "5edbe559c7c5d879e81312d46bf7517a4f58087b6043c928168d62aee6b8f881",
         kernels: &[
             "scan",
+            "selective_scan",
         ],
         gzip: include_bytes!("scan.ptx.gz"),
     },

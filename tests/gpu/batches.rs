@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 24] = [
+const MODELS: [&str; 25] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -37,6 +37,7 @@ const MODELS: [&str; 24] = [
     "nemotron_h_moe",
     "minimax-01",
     "kimi-linear",
+    "jamba",
 ];
 
 /// A text: a prompt and tokens that follow it one by one.

@@ -143,9 +143,9 @@ agree! {
     smallthinker: 0.0, ["smallthinker", "maple"];
     heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
     short_convolutions: 0.0, ["lfm2moe"];
-    scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01"];
+    scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01", "jamba"];
     kda: 0.0, ["kimi-linear", "bailingmoe3"];
-    layers_without_kernels: 0.0, ["gemma4", "glm-dsa", "jamba"];
+    layers_without_kernels: 0.0, ["gemma4", "glm-dsa"];
     streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }
@@ -154,7 +154,7 @@ agree! {
 #[test]
 fn recurrent_layers_have_kernels() {
     let dir = tempfile::tempdir().unwrap();
-    let of_scans = ["granitehybrid", "nemotron_h_moe", "minimax-01"];
+    let of_scans = ["granitehybrid", "nemotron_h_moe", "minimax-01", "jamba"];
     for name in ["lfm2moe", "kimi-linear", "bailingmoe3"].into_iter().chain(of_scans) {
         let path = convert_golden(name, "q8_0", dir.path());
         let plan = load(&path, &on_device(0, "")).plan().device.clone().unwrap().plan;

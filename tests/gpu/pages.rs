@@ -57,6 +57,7 @@ fn a_text_comes_back_in_pages() {
         ("lfm2moe", [CacheType::F32, CacheType::F32], None),
         ("minimax-01", [CacheType::F32, CacheType::F32], None),
         ("nemotron_h_moe", [CacheType::F32, CacheType::F32], None),
+        ("jamba", [CacheType::F32, CacheType::F32], None),
         ("kimi-linear", [CacheType::F32, CacheType::F32], Some(3)),
     ];
     for (name, types, gpu_layers) in cases {

@@ -84,6 +84,12 @@ impl<'a> ConvRows<'a> {
         ConvRows { rows, stride: channels, first: 0, factor: None, gate: None }
     }
 
+    fn tokens(&self) -> usize {
+        let all = self.rows.count::<f32>();
+        assert!(all.is_multiple_of(self.stride), "{all} in rows of {}", self.stride);
+        all / self.stride
+    }
+
     /// The rows' columns from `first` on.
     fn columns(&self, first: usize) -> DevicePtr {
         self.rows.slice((4 * first).min(self.rows.len())..self.rows.len()).into()
@@ -105,51 +111,89 @@ impl Conv {
         x: ConvRows,
         out: DeviceSlice,
     ) -> Result<()> {
+        self.convolve(stream, conv, past, x, out)?;
+        match x.tokens() {
+            1 => Ok(()),
+            _ => self.move_past(stream, conv, past, x),
+        }
+    }
+
+    /// The same, but of several tokens `past` stays as it is.
+    ///
+    /// # Panics
+    /// As `launch`.
+    pub fn convolve(
+        &self,
+        stream: &Stream,
+        conv: &DeviceConv,
+        past: DeviceSlice,
+        x: ConvRows,
+        out: DeviceSlice,
+    ) -> Result<()> {
         let DeviceConv { shape: ConvShape { channels, kernel }, units, .. } = *conv;
-        let (all, most) = (x.rows.count::<f32>(), stream.gpu().info().shared_bytes_max as usize);
-        assert!(all.is_multiple_of(x.stride), "{all} in rows of {}", x.stride);
-        let firsts = [Some(x.first), x.factor, x.gate].into_iter().flatten();
-        firsts.for_each(|first| assert!(first + channels <= x.stride, "channels of a row"));
-        let tokens = all / x.stride;
-        assert_eq!(past.count::<f32>(), conv.shape.n_past());
+        let most = stream.gpu().info().shared_bytes_max as usize;
         assert_eq!(conv.weight.count::<f32>(), channels * kernel);
         assert!(conv.bias.is_none_or(|bias| bias.count::<f32>() == channels), "a bias a channel");
-        assert_eq!(out.count::<f32>(), tokens * channels);
+        assert_eq!(out.count::<f32>(), x.tokens() * channels);
         let part = units.map_or(THREADS as usize, |units| units.dim);
         let shared_bytes = if units.is_some() { 4 * part } else { 0 };
         assert!(shared_bytes <= most, "a block has {most} bytes of shared memory");
         assert!(units.is_none_or(|units| units.n * units.dim <= channels), "units are channels");
-        if tokens == 0 {
-            return Ok(());
-        }
         let params = ShortConvParams {
-            x: x.columns(x.first),
-            factor: x.factor.map_or_else(DevicePtr::default, |first| x.columns(first)),
-            past: past.into(),
             weight: conv.weight.into(),
             bias: conv.bias.into(),
             gate: x.gate.map_or_else(DevicePtr::default, |first| x.columns(first)),
             out: out.into(),
-            stride: u32_of(x.stride),
-            tokens: u32_of(tokens),
-            channels: u32_of(channels),
-            kernel: u32_of(kernel),
             silu: conv.silu.into(),
             part: u32_of(part),
             n_units: u32_of(units.map_or(0, |units| units.n)),
             n_queries: u32_of(units.map_or(0, |units| units.n_queries)),
             query_scale: 1.0 / (part as f32).sqrt(),
-            unused: 0,
+            ..params_of(conv.shape, past, x)
         };
+        if params.tokens == 0 {
+            return Ok(());
+        }
         let blocks = [u32_of(channels.div_ceil(part)), params.tokens, 1];
         let grid = Grid::new(blocks, THREADS).with_shared(shared_bytes);
         // SAFETY: sizes are asserted.
-        unsafe { stream.launch(self.conv, grid, &params)? };
-        if tokens == 1 || kernel == 1 {
-            // The kernel has moved the past itself, or there is none.
+        unsafe { stream.launch(self.conv, grid, &params) }
+    }
+
+    /// Makes `past` what comes behind `x`.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other.
+    pub fn move_past(
+        &self,
+        stream: &Stream,
+        conv: &DeviceConv,
+        past: DeviceSlice,
+        x: ConvRows,
+    ) -> Result<()> {
+        let params = params_of(conv.shape, past, x);
+        if params.tokens == 0 || params.kernel == 1 {
             return Ok(());
         }
-        // SAFETY: as above.
-        unsafe { stream.launch(self.past, Grid::each(channels, THREADS), &params) }
+        let grid = Grid::each(conv.shape.channels, THREADS);
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.past, grid, &params) }
+    }
+}
+
+/// The parameters of both kernels.
+fn params_of(shape: ConvShape, past: DeviceSlice, x: ConvRows) -> ShortConvParams {
+    let firsts = [Some(x.first), x.factor, x.gate].into_iter().flatten();
+    firsts.for_each(|first| assert!(first + shape.channels <= x.stride, "channels of a row"));
+    assert_eq!(past.count::<f32>(), shape.n_past());
+    ShortConvParams {
+        x: x.columns(x.first),
+        factor: x.factor.map_or_else(DevicePtr::default, |first| x.columns(first)),
+        past: past.into(),
+        stride: u32_of(x.stride),
+        tokens: u32_of(x.tokens()),
+        channels: u32_of(shape.channels),
+        kernel: u32_of(shape.kernel),
+        ..Default::default()
     }
 }

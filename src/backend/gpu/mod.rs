@@ -76,6 +76,7 @@ pub const LAYOUTS: &[&Layout] = &[
     rows::ValuesParams::LAYOUT,
     sample::TopKParams::LAYOUT,
     scan::ScanParams::LAYOUT,
+    scan::SelectiveScanParams::LAYOUT,
     slots::ResolveParams::LAYOUT,
     slots::PostParams::LAYOUT,
     slots::LimitParams::LAYOUT,

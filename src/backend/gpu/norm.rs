@@ -1,5 +1,6 @@
 //! Normalisation and sums of rows (`kernels/norm.cu`). Twins: `cpu::norm`.
 
+use super::rows::Columns;
 use super::{DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 
@@ -7,7 +8,7 @@ use crate::Result;
 const THREADS: u32 = 256;
 
 kernel_params! {
-    pub struct RmsNormParams[40] {
+    pub struct RmsNormParams[48] {
         x: DevicePtr,
         weight: DevicePtr,
         out: DevicePtr,
@@ -15,6 +16,8 @@ kernel_params! {
         rows: u32,
         dim: u32,
         groups: u32,
+        stride: u32,
+        unused: u32,
     }
 }
 
@@ -79,9 +82,7 @@ impl Norm {
     ) -> Result<()> {
         let (dim, n) = (weight.count::<f32>(), x.count::<f32>());
         assert!(n == out.count::<f32>() && n.is_multiple_of(dim), "{n} in rows of {dim}");
-        let (x, weight, out, rows) = (x.into(), weight.into(), out.into(), u32_of(n / dim));
-        let params = RmsNormParams { x, weight, out, eps, rows, dim: u32_of(dim), groups: 1 };
-        self.rms(stream, self.rms_norm, params)
+        self.rms_norm_columns(stream, Columns::new(x, dim, 0), weight, eps, Some(out))
     }
 
     /// RMSNorm of each head of `x` f32 [tokens, heads, dim] in place.
@@ -116,9 +117,41 @@ impl Norm {
             rows: u32_of(n / dim),
             dim: u32_of(dim),
             groups: u32_of(n_groups),
+            stride: u32_of(dim),
             ..Default::default()
         };
         self.rms(stream, self.rms_norm_in_place, params)
+    }
+
+    /// RMSNorm of columns of rows, as many as `weight` f32 [dim] has, into `out` f32 [rows, dim] or
+    /// in place.
+    pub fn rms_norm_columns(
+        &self,
+        stream: &Stream,
+        x: Columns,
+        weight: DeviceSlice,
+        eps: f32,
+        out: Option<DeviceSlice>,
+    ) -> Result<()> {
+        let (dim, all) = (weight.count::<f32>(), x.data.count::<f32>());
+        assert!(all.is_multiple_of(x.stride), "{all} in rows of {}", x.stride);
+        assert!(x.first + dim <= x.stride, "columns of a row");
+        let rows = all / x.stride;
+        assert!(out.is_none_or(|out| out.count::<f32>() == rows * dim), "{rows} rows of {dim}");
+        let own = x.data.slice((4 * x.first).min(x.data.len())..x.data.len());
+        let params = RmsNormParams {
+            x: own.into(),
+            weight: weight.into(),
+            out: out.unwrap_or(own).into(),
+            eps,
+            rows: u32_of(rows),
+            dim: u32_of(dim),
+            groups: 1,
+            stride: u32_of(x.stride),
+            unused: 0,
+        };
+        let kernel = if out.is_some() { self.rms_norm } else { self.rms_norm_in_place };
+        self.rms(stream, kernel, params)
     }
 
     fn rms(

@@ -1,5 +1,6 @@
-//! Scans with one decay a head (`kernels/scan.cu`). Twins: `Cpu::scan` and what
-//! `forward::recurrent` does around it, to the bit. The state stays in device memory.
+//! Scans with a decay a head, or a channel and state (`kernels/scan.cu`). Twins: `Cpu::scan`,
+//! `Cpu::selective_scan` and what `forward::recurrent` does around them, to the bit. The state
+//! stays in device memory.
 
 use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
@@ -8,6 +9,8 @@ use crate::backend::ops::{Columns, ScanShape};
 const WARP: usize = 32;
 /// A warp loads the queries and keys of so many tokens at once.
 const STAGED: usize = 8;
+/// Channels of a block of a selective scan.
+const CHANNELS: usize = 64;
 
 kernel_params! {
     pub struct ScanParams[120] {
@@ -36,9 +39,31 @@ kernel_params! {
     }
 }
 
+kernel_params! {
+    pub struct SelectiveScanParams[96] {
+        x: DevicePtr,
+        steps: DevicePtr,
+        rows: DevicePtr,
+        log_decay: DevicePtr,
+        skip: DevicePtr,
+        gate: DevicePtr,
+        state: DevicePtr,
+        out: DevicePtr,
+        width: u32,
+        input: u32,
+        output: u32,
+        gate_stride: u32,
+        tokens: u32,
+        channels: u32,
+        n_states: u32,
+        unused: u32,
+    }
+}
+
 kernels! {
     pub struct Scanner {
         scan: ScanParams = "scan",
+        selective: SelectiveScanParams = "selective_scan",
     }
 }
 
@@ -72,6 +97,31 @@ pub struct DeviceSteps<'a> {
     pub first: usize,
     /// [n_heads]
     pub bias: DeviceSlice<'a>,
+}
+
+/// The inputs of a selective scan besides its state, see `cpu::scan::Selective`. All are f32.
+#[derive(Clone, Copy)]
+pub struct DeviceSelective<'a> {
+    /// [tokens, channels]
+    pub x: DeviceSlice<'a>,
+    /// Steps are softplus of these: [tokens, channels].
+    pub steps: DeviceSlice<'a>,
+    /// [tokens, width]: `n_states` columns from `input` on are put into the states, those from
+    /// `output` on read them.
+    pub rows: DeviceSlice<'a>,
+    pub width: usize,
+    pub input: usize,
+    pub output: usize,
+    pub n_states: usize,
+    /// [n_states, channels]
+    pub log_decay: DeviceSlice<'a>,
+    /// [channels]
+    pub skip: DeviceSlice<'a>,
+    /// [tokens, gate_stride]: the output is multiplied by the silu of the columns from `gate_first`
+    /// on.
+    pub gate: DeviceSlice<'a>,
+    pub gate_stride: usize,
+    pub gate_first: usize,
 }
 
 /// The bytes of shared memory that a block takes for keys of `k_dim` elements.
@@ -135,6 +185,62 @@ impl Scanner {
         let grid = Grid::new(blocks, WARP as u32).with_shared(shared_bytes(k_dim));
         // SAFETY: sizes are asserted.
         unsafe { stream.launch(self.scan, grid, &params) }
+    }
+
+    /// A selective scan from `state` f32 [n_states, channels] on, which it changes, into `out` f32
+    /// [tokens, channels].
+    ///
+    /// # Panics
+    /// If sizes do not fit each other or the states of 64 channels do not fit a block's shared
+    /// memory.
+    pub fn selective(
+        &self,
+        stream: &Stream,
+        scan: &DeviceSelective,
+        state: DeviceSlice,
+        out: DeviceSlice,
+    ) -> Result<()> {
+        let (channels, n_states) = (scan.skip.count::<f32>(), scan.n_states);
+        let n = scan.x.count::<f32>();
+        assert!(n.is_multiple_of(channels), "{n} in rows of {channels}");
+        let tokens = n / channels;
+        assert_eq!([scan.steps, out].map(DeviceSlice::count::<f32>), [n; 2]);
+        assert_eq!(
+            [scan.log_decay, state].map(DeviceSlice::count::<f32>),
+            [n_states * channels; 2]
+        );
+        let counts = [scan.rows, scan.gate].map(DeviceSlice::count::<f32>);
+        assert_eq!(counts, [tokens * scan.width, tokens * scan.gate_stride]);
+        let end = scan.input.max(scan.output) + n_states;
+        let gate_end = scan.gate_first + channels;
+        assert!(end <= scan.width && gate_end <= scan.gate_stride, "columns of rows");
+        let most = stream.gpu().info().shared_bytes_max as usize;
+        let shared_bytes = 4 * n_states * 2 * (CHANNELS + STAGED);
+        assert!(shared_bytes <= most, "a block has {most} bytes of shared memory");
+        if tokens == 0 {
+            return Ok(());
+        }
+        let params = SelectiveScanParams {
+            x: scan.x.into(),
+            steps: scan.steps.into(),
+            rows: scan.rows.into(),
+            log_decay: scan.log_decay.into(),
+            skip: scan.skip.into(),
+            gate: scan.gate.slice(4 * scan.gate_first..scan.gate.len()).into(),
+            state: state.into(),
+            out: out.into(),
+            width: u32_of(scan.width),
+            input: u32_of(scan.input),
+            output: u32_of(scan.output),
+            gate_stride: u32_of(scan.gate_stride),
+            tokens: u32_of(tokens),
+            channels: u32_of(channels),
+            n_states: u32_of(n_states),
+            unused: 0,
+        };
+        let grid = Grid::each(channels, CHANNELS as u32).with_shared(shared_bytes);
+        // SAFETY: sizes are asserted.
+        unsafe { stream.launch(self.selective, grid, &params) }
     }
 }
 

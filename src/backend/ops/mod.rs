@@ -14,7 +14,9 @@ mod streams;
 pub use attention::DistanceBias;
 pub use delta::{DeltaShape, HeadOrder};
 pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertScales, ExpertShape};
-pub use recurrence::{Columns, ConvShape, DEVICE_KEY_MAX, Scan, ScanShape, ShortConv, StateSize};
+pub use recurrence::{
+    Columns, ConvShape, DEVICE_KEY_MAX, DEVICE_STATES_MAX, Scan, ScanShape, ShortConv, StateSize,
+};
 pub use rope::{Frequencies, RopePairing, RopeShape};
 pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, RouteRows, Score};
 pub use rows::{HeadMats, RowBytes, Rows, RowsMut, row_bytes};

@@ -4,6 +4,10 @@
 /// beside them fit the shared memory of every device, 64 KiB.
 pub const DEVICE_KEY_MAX: usize = 256;
 
+/// States a channel, at most, that devices compute: those of 64 channels and their decays fit
+/// there.
+pub const DEVICE_STATES_MAX: usize = 64;
+
 /// Values that a layer keeps of a text, whatever its length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateSize {

@@ -2,9 +2,10 @@
 
 use super::bench::Bench;
 use super::data::Random;
-use super::report::Report;
+use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::norm::Norm;
+use crate::backend::gpu::rows::Columns;
 
 /// The bound of layer norm, which adds in another order than the twin.
 const LAYER_NORM_BOUND: f64 = 1e-6;
@@ -31,6 +32,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             row.bits(format!("{rows}×{dim}"), &bench.down_f32(&out)?, &expected);
             norm.rms_norm_heads(&bench.stream, x.all(), weight.all(), EPS)?;
             row.bits(format!("{rows}×{dim} in place"), &bench.down_f32(&x)?, &expected);
+            columns(bench, &norm, row, shape)?;
         }
         Ok(())
     });
@@ -63,6 +65,26 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         Ok(())
     });
     add_normed(bench, &norm, report);
+    Ok(())
+}
+
+/// Columns of wider rows, into rows of their own and in place.
+fn columns(bench: &Bench, norm: &Norm, row: &mut Row, [rows, dim]: [usize; 2]) -> Result<()> {
+    let (mut random, stride, first) = (Random(dim as u64), dim + 5, 3);
+    let (mut x, weight) = (random.floats(rows * stride), random.floats(dim));
+    let (x_up, weight_up, out) =
+        (bench.up_f32(&x)?, bench.up_f32(&weight)?, bench.empty(4 * rows * dim)?);
+    let columns = Columns::new(x_up.all(), stride, first);
+    for out in [Some(out.all()), None] {
+        norm.rms_norm_columns(&bench.stream, columns, weight_up.all(), EPS, out)?;
+    }
+    for row in x.chunks_exact_mut(stride) {
+        bench.cpu.rms_norm_heads(&mut row[first..first + dim], &weight, EPS);
+    }
+    let own = x.chunks_exact(stride).flat_map(|row| &row[first..first + dim]);
+    let expected: Vec<f32> = own.copied().collect();
+    row.bits(format!("{rows}×{dim} of columns"), &bench.down_f32(&out)?, &expected);
+    row.bits(format!("{rows}×{dim} of columns in place"), &bench.down_f32(&x_up)?, &x);
     Ok(())
 }
 

@@ -1,11 +1,12 @@
-//! Scans with one decay a head, and norms over groups.
+//! Scans with one decay a head, selective scans, and norms over groups.
 
 use super::bench::Bench;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
+use crate::backend::cpu::scan::Selective;
 use crate::backend::gpu::norm::Norm;
-use crate::backend::gpu::scan::{DeviceScan, DeviceSteps, Scanner};
+use crate::backend::gpu::scan::{DeviceScan, DeviceSelective, DeviceSteps, Scanner};
 use crate::backend::ops::{Columns, Scan, ScanShape};
 
 const EPS: f32 = 1e-6;
@@ -47,6 +48,14 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         Ok(())
     });
+    report.row("selective_scan", "f32", |row| {
+        let shapes =
+            bench.shapes(&[[5, 3], [130, 16]], &[[64, 1], [200, 33]], &[[8192, 16], [4096, 64]]);
+        for [channels, n_states] in shapes {
+            selective(bench, &scanner, row, [channels, n_states])?;
+        }
+        Ok(())
+    });
     report.row("rms_norm_groups", "f32", |row| {
         let large = [[9, 8, 1024], [512, 1, 8192]];
         for [rows, groups, dim] in bench.shapes(&[[3, 4, 7], [1, 2, 600]], &[[5, 3, 64]], &large) {
@@ -59,6 +68,69 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         Ok(())
     });
+    Ok(())
+}
+
+/// Passes that follow one another on one state.
+fn selective(
+    bench: &Bench,
+    scanner: &Scanner,
+    row: &mut Row,
+    [channels, n_states]: [usize; 2],
+) -> Result<()> {
+    let (mut random, n) = (Random(channels as u64), n_states * channels);
+    let skip = random.floats(channels);
+    let log_decay: Vec<f32> = random.floats(n).into_iter().map(|log| -log.abs()).collect();
+    let mut state = random.floats(n);
+    let [skip_up, log_up, state_up] = [&skip, &log_decay, &state].map(|v| bench.up_f32(v));
+    let (skip_up, log_up, state_up) = (skip_up?, log_up?, state_up?);
+    // Columns that no one reads lie around the others.
+    let (width, gate_stride) = (2 * n_states + 5, channels + 2);
+    for tokens in PASSES {
+        let (x, mut steps) = (random.floats(tokens * channels), random.floats(tokens * channels));
+        let (rows, gated) = (random.floats(tokens * width), random.floats(tokens * gate_stride));
+        let [x_up, steps_up, rows_up, gated_up] =
+            [&x, &steps, &rows, &gated].map(|v| bench.up_f32(v));
+        let (x_up, steps_up, rows_up, gated_up) = (x_up?, steps_up?, rows_up?, gated_up?);
+        let out = bench.empty(4 * x.len())?;
+        let (input, output) = (2, n_states + 3);
+        let scan = DeviceSelective {
+            x: x_up.all(),
+            steps: steps_up.all(),
+            rows: rows_up.all(),
+            width,
+            input,
+            output,
+            n_states,
+            log_decay: log_up.all(),
+            skip: skip_up.all(),
+            gate: gated_up.all(),
+            gate_stride,
+            gate_first: 1,
+        };
+        scanner.selective(&bench.stream, &scan, state_up.all(), out.all())?;
+
+        bench.cpu.softplus(&mut steps);
+        let scan = Selective {
+            x: &x,
+            steps: &steps,
+            rows: &rows,
+            width,
+            inputs: input..input + n_states,
+            outputs: output..output + n_states,
+            log_decay: &log_decay,
+            skip: &skip,
+        };
+        let mut expected = vec![0.0; x.len()];
+        bench.cpu.selective_scan(&scan, &mut state, &mut expected);
+        let gates = gated.chunks_exact(gate_stride).flat_map(|row| &row[1..1 + channels]);
+        let gates: Vec<f32> = gates.copied().collect();
+        bench.cpu.silu_gated(&mut expected, &gates, channels);
+        assert!(expected.iter().all(|x| x.is_finite()), "data whose errors would show nowhere");
+        let name = format!("{tokens}×{channels}×{n_states}");
+        row.bits(&name, &bench.down_f32(&out)?, &expected);
+        row.bits(format!("state of {name}"), &bench.down_f32(&state_up)?, &state);
+    }
     Ok(())
 }
 

@@ -80,6 +80,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
         GpuMixer::Kda(w) => cx.kda(l, w)?,
         GpuMixer::ShortConv(w) => cx.short_conv(l, w)?,
+        GpuMixer::Mamba(w) => cx.mamba(l, w)?,
         GpuMixer::Mamba2(w) => cx.mamba2(l, w)?,
         GpuMixer::Lightning(w) => cx.lightning(l, w)?,
     }

@@ -7,10 +7,11 @@ use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
-use crate::model::recurrent::Mamba2Shape;
+use crate::model::recurrent::{Mamba2Shape, MambaShape};
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, KdaWeights, LatentWeights,
-    LightningWeights, Mamba2Weights, Mixer, Norm, Projection, Query, ShortConvWeights,
+    LightningWeights, Mamba2Weights, MambaWeights, Mixer, Norm, Projection, Query,
+    ShortConvWeights,
 };
 use std::ops::Range;
 
@@ -79,6 +80,19 @@ pub struct GpuShortConv {
     pub output: GpuLinear,
 }
 
+/// See `MambaWeights`.
+pub struct GpuMamba {
+    pub shape: MambaShape,
+    pub input: GpuLinear,
+    pub conv: GpuConv,
+    pub scan: GpuLinear,
+    pub norms: [GpuVector; 3],
+    pub steps: GpuLinear,
+    pub log_decay: GpuVector,
+    pub skip: GpuVector,
+    pub output: GpuLinear,
+}
+
 /// See `Mamba2Weights`.
 pub struct GpuMamba2 {
     pub shape: Mamba2Shape,
@@ -129,6 +143,7 @@ pub enum GpuMixer {
     Delta(GpuDelta),
     Kda(Box<GpuKda>),
     ShortConv(GpuShortConv),
+    Mamba(Box<GpuMamba>),
     Mamba2(GpuMamba2),
     Lightning(GpuLightning),
 }
@@ -139,7 +154,7 @@ impl GpuMixer {
         match self {
             GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Latent(_) => false,
             GpuMixer::Delta(_) | GpuMixer::Kda(_) | GpuMixer::ShortConv(_) => true,
-            GpuMixer::Mamba2(_) | GpuMixer::Lightning(_) => true,
+            GpuMixer::Mamba(_) | GpuMixer::Mamba2(_) | GpuMixer::Lightning(_) => true,
         }
     }
 }
@@ -248,6 +263,7 @@ impl<'a> Packer<'a> {
             Mixer::Delta(w) => GpuMixer::Delta(self.delta(w)),
             Mixer::Kda(w) => GpuMixer::Kda(Box::new(self.kda(w))),
             Mixer::ShortConv(w) => GpuMixer::ShortConv(self.short_conv(w)),
+            Mixer::Mamba(w) => GpuMixer::Mamba(Box::new(self.mamba(w))),
             Mixer::Mamba2(w) => GpuMixer::Mamba2(self.mamba2(w)),
             Mixer::Lightning(w) => GpuMixer::Lightning(self.lightning(w)),
             _ => unreachable!("layers without kernels are on the CPU"),
@@ -365,6 +381,20 @@ impl<'a> Packer<'a> {
         GpuShortConv {
             input: self.linear(&w.input),
             conv: self.conv(w.conv.form(), None),
+            output: self.linear(&w.output),
+        }
+    }
+
+    fn mamba(&mut self, w: &'a MambaWeights) -> GpuMamba {
+        GpuMamba {
+            shape: w.shape,
+            input: self.linear(&w.input),
+            conv: self.conv(w.conv.form(), None),
+            scan: self.linear(&w.scan),
+            norms: w.norms.each_ref().map(|norm| self.vector(norm)),
+            steps: self.linear(&w.steps),
+            log_decay: self.vector(&w.log_decay),
+            skip: self.vector(&w.skip),
             output: self.linear(&w.output),
         }
     }

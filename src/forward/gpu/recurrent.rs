@@ -1,13 +1,16 @@
 //! Layers with a recurrence on a device: the stages of `forward::recurrent`.
 
 use crate::Result;
+use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::conv::ConvRows;
-use crate::backend::gpu::scan::{DeviceScan, DeviceSteps};
+use crate::backend::gpu::rows;
+use crate::backend::gpu::scan::{DeviceScan, DeviceSelective, DeviceSteps};
 use crate::backend::ops::Columns;
-use crate::forward::gpu::layers::{GpuLightning, GpuMamba2, GpuShortConv};
+use crate::forward::gpu::acts::RowShape;
+use crate::forward::gpu::layers::{GpuLightning, GpuMamba, GpuMamba2, GpuShortConv};
 use crate::forward::gpu::pass::GpuPass;
 
-impl GpuPass<'_> {
+impl<'a> GpuPass<'a> {
     /// h → y = convolution(h)
     pub fn short_conv(&mut self, l: usize, w: &GpuShortConv) -> Result<()> {
         let (m, dev, n_embd) = (&self.layout().mixer, self.dev, self.hyper().n_embd);
@@ -26,6 +29,83 @@ impl GpuPass<'_> {
             dev.ops.conv.launch(stream, &conv, past, x, part.of(attended, n_embd))
         })?;
         self.attention_output(&w.output)
+    }
+
+    /// h → y = selective scan(h)
+    pub fn mamba(&mut self, l: usize, w: &GpuMamba) -> Result<()> {
+        let (n, m, dev) = (self.n(), &self.layout().mixer, self.dev);
+        let (stream, vector) = (self.stream(), |vector| dev.weights.vector(vector));
+        let (channels, width) = (w.shape.conv.channels, w.scan.weight.rows);
+        // the convolution's inputs, gate
+        let acts = self.acts_of_h([w.input.weight.ty])?;
+        let stride = w.input.weight.rows;
+        let projected = self.words(&m.qkv, n * stride);
+        self.linear(&w.input, &acts, projected)?;
+        // convolution: each text with its own past, which moves with the state
+        let convolved = self.words(&m.convolved, n * channels);
+        let conv = dev.weights.conv(&w.conv);
+        for segment in self.segments() {
+            let [past, _] = segment.cache.state(l);
+            let x = ConvRows::plain(segment.of(projected, stride), stride);
+            dev.ops.conv.convolve(stream, &conv, past, x, segment.of(convolved, channels))?;
+        }
+        let rows = self.words(&m.scan, n * width);
+        let steps = self.words(&m.decays, n * channels);
+        self.selective_inputs(w, convolved, rows, steps)?;
+        // scan, gate: each text with its own state
+        let attended = self.words(&m.attended, n * channels);
+        let (log_decay, skip) = (vector(&w.log_decay), vector(&w.skip));
+        let (input, n_states) = (w.shape.rank, w.shape.n_states);
+        let batch = self.batch;
+        self.over_states(l, |part, [past, state]| {
+            let projected = part.of(projected, stride);
+            // The convolution of one row has moved it.
+            if batch.segments().nth(part.index).is_some_and(|(rows, _)| rows.len() > 1) {
+                dev.ops.conv.move_past(stream, &conv, past, ConvRows::plain(projected, stride))?;
+            }
+            let scan = DeviceSelective {
+                x: part.of(convolved, channels),
+                steps: part.of(steps, channels),
+                rows: part.of(rows, width),
+                width,
+                input,
+                output: input + n_states,
+                n_states,
+                log_decay,
+                skip,
+                gate: projected,
+                gate_stride: stride,
+                gate_first: channels,
+            };
+            dev.ops.scan.selective(stream, &scan, state, part.of(attended, channels))
+        })?;
+        self.attention_output(&w.output)
+    }
+
+    /// The convolution's output → what is put into states and reads them, in `rows`, and steps
+    /// before their softplus.
+    fn selective_inputs(
+        &self,
+        w: &GpuMamba,
+        convolved: DeviceSlice<'a>,
+        rows: DeviceSlice<'a>,
+        steps: DeviceSlice<'a>,
+    ) -> Result<()> {
+        let (n, dev, eps) = (self.n(), self.dev, self.hyper().norm_eps);
+        let (rank, width) = (w.shape.rank, w.scan.weight.rows);
+        let shape = RowShape { n, cols: w.shape.conv.channels };
+        let acts = self.mixer_acts([w.scan.weight.ty], shape, convolved)?;
+        self.linear(&w.scan, &acts, rows)?;
+        let ranks = self.words(&self.layout().mixer.ranks, n * rank);
+        let firsts = [0, rank, rank + w.shape.n_states];
+        for ((first, norm), out) in firsts.into_iter().zip(&w.norms).zip([Some(ranks), None, None])
+        {
+            let (columns, norm) =
+                (rows::Columns::new(rows, width, first), dev.weights.vector(norm));
+            dev.ops.norm.rms_norm_columns(self.stream(), columns, norm, eps, out)?;
+        }
+        let acts = self.mixer_acts([w.steps.weight.ty], RowShape { n, cols: rank }, ranks)?;
+        self.linear(&w.steps, &acts, steps)
     }
 
     /// h → y = scan(h)

@@ -80,6 +80,7 @@ pub struct MixerLayout {
     pub gates: [ByteRange; 2],
     pub decays: ByteRange,
     pub ranks: ByteRange,
+    pub scan: ByteRange,
 }
 
 #[derive(Clone, Default)]
@@ -263,10 +264,12 @@ struct RecurrentWidths {
     values: usize,
     /// Numbers of gates.
     heads: usize,
-    /// Numbers that decays are made of, if each element of a key has its own.
+    /// Numbers that decays are made of, if each element of a key or each channel has its own.
     decays: usize,
     /// Of the first product of a matrix in two parts.
     rank: usize,
+    /// Of the product that is put into states and reads them, if the convolution comes before it.
+    scan: usize,
 }
 
 impl RecurrentWidths {
@@ -288,11 +291,21 @@ impl RecurrentWidths {
                     heads: w.shape.n_v_heads,
                     decays: w.shape.key_width(),
                     rank: seconds.map(|part| part.weight.cols).max().unwrap_or(0),
+                    ..RecurrentWidths::default()
                 }
             }
             Mixer::ShortConv(w) => RecurrentWidths {
                 projected: w.input.weight.rows,
                 values: w.conv.shape.channels,
+                ..RecurrentWidths::default()
+            },
+            Mixer::Mamba(w) => RecurrentWidths {
+                projected: w.input.weight.rows,
+                convolved: w.shape.conv.channels,
+                values: w.shape.conv.channels,
+                decays: w.shape.conv.channels,
+                rank: w.shape.rank,
+                scan: w.scan.weight.rows,
                 ..RecurrentWidths::default()
             },
             Mixer::Mamba2(w) => RecurrentWidths {
@@ -315,6 +328,7 @@ impl RecurrentWidths {
         self.heads = self.heads.max(own.heads);
         self.decays = self.decays.max(own.decays);
         self.rank = self.rank.max(own.rank);
+        self.scan = self.scan.max(own.scan);
     }
 }
 
@@ -373,6 +387,7 @@ impl MixerLayout {
             gates: [bump.words(2 * n * recurrent.heads), bump.words(n * recurrent.heads)],
             decays: bump.words(n * recurrent.decays),
             ranks: bump.words(n * recurrent.rank),
+            scan: bump.words(n * recurrent.scan),
         }
     }
 }

@@ -19,7 +19,7 @@ use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
 use super::rope::{RopeFactors, RopeScaling};
 use crate::Result;
-use crate::backend::ops::DEVICE_KEY_MAX;
+use crate::backend::ops::{DEVICE_KEY_MAX, DEVICE_STATES_MAX};
 use crate::experts::LayerExperts;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
@@ -77,6 +77,7 @@ impl Mixer {
             Mixer::None | Mixer::ShortConv(_) => true,
             Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX && !w.sigmoid_gate,
             Mixer::Kda(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
+            Mixer::Mamba(w) => w.shape.n_states <= DEVICE_STATES_MAX,
             Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
             Mixer::Lightning(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Latent(w) => w.has_kernels(chooses),
