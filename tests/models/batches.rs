@@ -17,7 +17,7 @@ use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 52] = [
+const MODELS: [&str; 53] = [
     "llama",
     "llama3_rope",
     "qwen2",

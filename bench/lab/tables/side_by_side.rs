@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn rows_keep_the_order_that_theory_gives_them() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bench/traces/demo.mtrace");
-        let trace = Trace::open(path).unwrap();
+        let trace = Trace::open(path.as_ref()).unwrap();
         let inputs = Inputs::new(&trace, None, None);
         let [tpot, _, hits, traffic] = &of_source(&inputs, &inputs.fine).unwrap();
         for row in &tpot.rows {
