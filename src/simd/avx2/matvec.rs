@@ -8,9 +8,11 @@
 use super::ahead::{Next, Rows};
 use super::eight_rows::{EightRows, Values, strips};
 use super::ints::{ActBlock, Ints, Scale};
+use super::long_rows::{dot_long_rows, long_rows};
 use super::reduce::{sum8, sum8_halves, tree8};
 use crate::simd::{ActView, Product};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// One token's activations.
 #[derive(Clone, Copy)]
@@ -58,9 +60,14 @@ pub(super) unsafe fn matmul<B: Ints>(product: Product) {
     // SAFETY: the caller's promises, of the rows that they are handed.
     unsafe {
         for t in 0..product.acts.tokens() {
+            let (product, token) = (product.tokens(t..t + 1), Token::new::<B>(product.acts, t));
+            let (n_long, left) = long_rows(product, B::LEN);
+            if n_long > 0 {
+                rows_with_rest::<B>(product.rows(0, n_long), left, token);
+            }
             arranged::<B>(
-                product.tokens(t..t + 1),
-                Token::new::<B>(product.acts, t),
+                product.rows(n_long, product.rows - n_long),
+                token,
                 |eight, row, token, ahead, out| dot_eight_rows::<B>(eight, row, token, ahead, out),
                 |row, blocks, token, ahead| dot_row::<B>(row, blocks, token, ahead),
             )
@@ -133,10 +140,9 @@ pub(in crate::simd) unsafe fn row_by_granules<B: Ints>(
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> f32 {
+unsafe fn eights<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> __m256 {
     let mut lanes = _mm256_setzero_ps();
-    let whole = blocks / 8 * 8;
-    for b in (0..whole).step_by(8) {
+    for b in (0..blocks / 8 * 8).step_by(8) {
         // SAFETY: blocks b to b + 7 exist.
         unsafe {
             let a = _mm256_loadu_ps(token.scales.add(b));
@@ -149,6 +155,17 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Ro
             lanes = add_eight::<B>(at, _mm256_set1_epi32(-1), a, lanes);
         }
     }
+    lanes
+}
+
+/// # Safety
+/// As `eights`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Rows) -> f32 {
+    // SAFETY: the caller's promise.
+    let mut lanes = unsafe { eights(row, blocks, token, ahead) };
+    let whole = blocks / 8 * 8;
     if whole < blocks {
         let last = blocks - 1 - whole;
         // SAFETY: the last block stands in for those that are missing, whose scales are not loaded.
@@ -165,6 +182,31 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Ro
         }
     }
     tree8(lanes)
+}
+
+/// Rows by eights, of whose blocks `left` are left behind the last whole eight.
+///
+/// # Safety
+/// As `matmul`, of a token.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows_with_rest<B: Ints>(product: Product, left: Range<usize>, token: Token) {
+    let (ahead, row) = (Rows::begin(product), |r: usize| product.row(r).cast::<B>());
+    for r in (0..product.rows).step_by(8) {
+        // SAFETY: eight rows from `r` on, of `left.end` blocks.
+        unsafe {
+            let lanes = |r: usize| {
+                let (rest, end) = (row(r).add(left.start), row(r).add(left.end));
+                let lanes = eights(row(r), left.end, token, ahead);
+                ask_for_all_of::<B>(ahead.behind(rest.cast(), end.cast()), left.len() - 1);
+                lanes
+            };
+            dot_long_rows(product, r, left.clone(), lanes, |b, lanes| {
+                let a = _mm256_set1_ps(*token.scales.add(b));
+                let at = |i: usize| (row(r + i).add(b), token.block::<B>(b));
+                add_eight::<B>(at, _mm256_set1_epi32(-1), a, lanes)
+            });
+        }
+    }
 }
 
 /// # Safety

@@ -33,6 +33,7 @@ pub(super) mod float;
 mod gemm;
 mod grids;
 pub(super) mod ints;
+pub(super) mod long_rows;
 pub(super) mod matvec;
 mod nvfp4;
 mod ops;

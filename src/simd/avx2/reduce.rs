@@ -31,6 +31,14 @@ pub(in crate::simd) fn tree8(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }
 
+/// Lane i is the [`tree8`] of lane i of each vector.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn tree_of_lanes(v: [__m256; 8]) -> __m256 {
+    let four = |i: usize| _mm256_add_ps(v[i], v[i + 4]);
+    _mm256_add_ps(_mm256_add_ps(four(0), four(2)), _mm256_add_ps(four(1), four(3)))
+}
+
 /// Lane i is the [`tree8`] of `v[i]`: 14 shuffles and 7 additions for eight.
 #[inline]
 #[target_feature(enable = "avx2")]

@@ -4,10 +4,12 @@
 use super::eight::{EightBlocks, Integers, write_ordered};
 use crate::simd::avx2::ahead::{Rows, follows};
 use crate::simd::avx2::eight_rows::{EightRows, Values};
+use crate::simd::avx2::long_rows::{dot_long_rows, long_rows};
 use crate::simd::avx2::matvec::{Token, arranged, ask_for_all_of};
 use crate::simd::avx2::reduce::tree8;
 use crate::simd::{ActView, Product, Scratch};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// # Safety
 /// As [`Product`] says, on a processor with the features of this module; B is the matrix's type.
@@ -28,10 +30,14 @@ pub(super) unsafe fn matmul<B: EightBlocks>(product: Product, scratch: &mut Scra
 /// As `matmul`; `token` has the product's activations in B's order.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn rows<B: EightBlocks, const FOLLOWS: bool>(product: Product, token: Token) {
+    let (n_long, left) = long_rows(product, B::LEN);
     // SAFETY: the caller's promises, of the rows that they are handed.
     unsafe {
+        if n_long > 0 {
+            rows_with_rest::<B, FOLLOWS>(product.rows(0, n_long), left, token);
+        }
         arranged::<B>(
-            product,
+            product.rows(n_long, product.rows - n_long),
             token,
             |eight, row, token, ahead, out| {
                 dot_eight_rows::<B, FOLLOWS>(eight, row, token, ahead, out)
@@ -50,19 +56,49 @@ fn ordered<B: EightBlocks>(acts: ActView, scratch: &mut Scratch) -> Token {
     token.with_values(room)
 }
 
+/// Rows by eights, of whose blocks `left` are left behind the last whole eight.
+///
+/// # Safety
+/// As `rows`.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn rows_with_rest<B: EightBlocks, const FOLLOWS: bool>(
+    product: Product,
+    left: Range<usize>,
+    token: Token,
+) {
+    let (ahead, row) = (Rows::begin(product), |r: usize| product.row(r).cast::<B>());
+    for r in (0..product.rows).step_by(8) {
+        // SAFETY: eight rows from `r` on, of `left.end` blocks.
+        unsafe {
+            let lanes = |r: usize| {
+                let (rest, end) = (row(r).add(left.start), row(r).add(left.end));
+                let lanes = eights::<B, FOLLOWS>(row(r), left.end, token, ahead);
+                ask_for_all_of::<B>(ahead.behind(rest.cast(), end.cast()), left.len() - 1);
+                lanes
+            };
+            dot_long_rows(product, r, left.clone(), lanes, |b, lanes| {
+                let a = _mm256_set1_ps(*token.scales.add(b));
+                let at = |i: usize| (row(r + i).add(b), token.block::<B>(b));
+                add_eight(B::integers(at, |_| ()), 0xff, a, lanes)
+            });
+        }
+    }
+}
+
+/// The lanes of a row's whole eights.
+///
 /// # Safety
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn dot_row<B: EightBlocks, const FOLLOWS: bool>(
+unsafe fn eights<B: EightBlocks, const FOLLOWS: bool>(
     row: *const B,
     blocks: usize,
     token: Token,
     ahead: Rows,
-) -> f32 {
+) -> __m256 {
     let mut lanes = _mm256_setzero_ps();
-    let whole = blocks / 8 * 8;
-    for first in (0..whole).step_by(8) {
+    for first in (0..blocks / 8 * 8).step_by(8) {
         // SAFETY: eight blocks from `first` on.
         unsafe {
             let w = row.add(first);
@@ -77,6 +113,22 @@ unsafe fn dot_row<B: EightBlocks, const FOLLOWS: bool>(
             );
         }
     }
+    lanes
+}
+
+/// # Safety
+/// As `eights`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn dot_row<B: EightBlocks, const FOLLOWS: bool>(
+    row: *const B,
+    blocks: usize,
+    token: Token,
+    ahead: Rows,
+) -> f32 {
+    // SAFETY: the caller's promise.
+    let mut lanes = unsafe { eights::<B, FOLLOWS>(row, blocks, token, ahead) };
+    let whole = blocks / 8 * 8;
     if whole < blocks {
         let last = blocks - 1 - whole;
         let mask = 0xff >> (7 - last);

@@ -1,0 +1,45 @@
+//! Rows of more than eight blocks, but of no whole number of eights, eight rows at a time: what is
+//! left of each behind its last eight is computed for all of them at once, block b of every row in
+//! one vector. One row alone fills a vector with one to seven blocks. The bits are the same.
+
+use super::panel::transpose;
+use super::reduce::tree_of_lanes;
+use crate::simd::Product;
+use std::arch::x86_64::*;
+use std::array;
+use std::ops::Range;
+
+/// How many of the product's rows are taken so, and the blocks that are left of each.
+pub(in crate::simd) fn long_rows(product: Product, block_len: usize) -> (usize, Range<usize>) {
+    let blocks = product.mat.cols / block_len;
+    let left = blocks / 8 * 8..blocks;
+    let is_long = blocks > 8 && !left.is_empty() && product.granule >= product.mat.cols;
+    (if is_long && block_len == 256 { product.rows / 8 * 8 } else { 0 }, left)
+}
+
+/// Rows `r` to `r + 7` times the product's one token. `lanes(r)` are those of a row's whole eights;
+/// `add(b, lanes)` is `lanes` plus block b of the eight rows, one a lane.
+///
+/// # Safety
+/// The rows exist and their places in `out` can be written, and read if the product `adds`; the
+/// processor has AVX2.
+#[inline(always)]
+pub(in crate::simd) unsafe fn dot_long_rows(
+    product: Product,
+    r: usize,
+    left: Range<usize>,
+    lanes: impl Fn(usize) -> __m256,
+    add: impl Fn(usize, __m256) -> __m256,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let rows: [__m256i; 8] = array::from_fn(|i| _mm256_castps_si256(lanes(r + i)));
+        let mut lanes = transpose(rows).map(|lane| _mm256_castsi256_ps(lane));
+        for (lane, b) in lanes.iter_mut().zip(left) {
+            *lane = add(b, *lane);
+        }
+        let (sums, out) = (tree_of_lanes(lanes), product.place(0, r));
+        let sums = if product.adds { _mm256_add_ps(sums, _mm256_loadu_ps(out)) } else { sums };
+        _mm256_storeu_ps(out, sums);
+    }
+}
