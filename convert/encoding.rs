@@ -110,6 +110,11 @@ fn join_fp8(checkpoint: &mut Checkpoint, config: &Json) -> Result<()> {
         let base = base.map(str::to_owned);
         let base = base.or_else(|| Some(format!("{}.weight", name.strip_suffix(".scale")?)));
         let Some(weight) = base.and_then(|base| checkpoint.get(&base).cloned()) else { continue };
+        let is_coded = matches!(weight.dtype, Dtype::I8 | Dtype::U8)
+            || matches!(weight.encoding, Some(Encoding::Fp8 { .. }));
+        if name.ends_with(".scale") && !is_coded {
+            continue; // a factor of its own
+        }
         let Some(scale) = checkpoint.remove(&name) else { continue };
         let mut weight = weight;
         if matches!(weight.dtype, Dtype::I8 | Dtype::U8) {

@@ -160,9 +160,10 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
             None => u32_of(value).map(Into::into),
         },
         MetadataType::F32 => match list {
-            // A layer without the number has null.
             Some(list) => {
-                let or_zero = |v: &Value| if v.is_null() { Some(0.0) } else { f32_of(v) };
+                // A layer without the number has null.
+                let is_absent = |v: &Value| row.by_layer && v.is_null();
+                let or_zero = |v: &Value| if is_absent(v) { Some(0.0) } else { f32_of(v) };
                 list.iter().map(or_zero).collect::<Option<Vec<_>>>().map(Into::into)
             }
             None => f32_of(value).map(Into::into),

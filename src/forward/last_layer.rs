@@ -36,7 +36,7 @@ impl CpuPass<'_, '_> {
     pub(super) fn last_layer(&mut self, b: &mut Buffers, l: usize) -> Result<()> {
         let (model, n_embd) = (self.model, self.model.hyper.n_embd);
         self.mix(b, l, &model.weights.layers[l])?;
-        let n_rows = self.batch.n_rows();
+        let width = b.inputs.all.len() / self.batch.n_rows();
         for (i, row) in b.logit_rows.iter_mut().enumerate() {
             let from = row.row * n_embd..(row.row + 1) * n_embd;
             b.x.copy_within(from.clone(), i * n_embd);
@@ -44,7 +44,6 @@ impl CpuPass<'_, '_> {
             if from.end <= b.before.len() {
                 b.before.copy_within(from, i * n_embd);
             }
-            let width = b.inputs.all.len() / n_rows;
             b.inputs.all.copy_within(row.row * width..(row.row + 1) * width, i * width);
             row.row = i;
         }

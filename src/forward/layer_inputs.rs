@@ -19,7 +19,7 @@ pub struct InputBuffers {
 }
 
 impl CpuPass<'_, '_> {
-    /// The inputs of all layers, of the rows' tokens and of x, their embeddings.
+    /// Computes every layer's input from the rows' tokens and x, their embeddings.
     pub(super) fn fill_layer_inputs(&self, b: &mut Buffers) {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let Some(w) = &model.weights.layer_inputs else { return };

@@ -77,7 +77,8 @@ impl CpuPass<'_, '_> {
         }
     }
 
-    /// Gates of the streams: σ(sign(s) · √|s|), s the scaled product of key and query.
+    /// Gates of the streams: σ(sign(s) · √max(|s|, 10⁻⁶)), s the scaled product of key and query;
+    /// σ(0) where s is 0.
     fn gate(&self, n_embd: usize, g: &mut NgramBuffers) {
         const LEAST: f32 = 1e-6;
         let kernels = self.cpu.kernels;

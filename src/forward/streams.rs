@@ -22,7 +22,10 @@ impl CpuPass<'_, '_> {
     /// Makes several streams of x, before the first layer.
     pub(super) fn begin_streams(&self, b: &mut Buffers, l: usize) {
         let hyper = &self.model.hyper;
-        if let Some(params) = hyper.streams.filter(|_| l == hyper.decoder_layers().start) {
+        let own = &self.model.weights.layers[l].streams[Part::Mixer as usize];
+        let is_first = l == hyper.decoder_layers().start;
+        let is_many = matches!(own, Streams::Hyper(_) | Streams::Gated(_));
+        if let Some(params) = hyper.streams.filter(|_| is_first && is_many) {
             let rows = b.x.chunks_exact(hyper.n_embd);
             b.streams.all.copy_from(rows.flat_map(|x| std::iter::repeat_n(x, params.n)));
         }

@@ -5,7 +5,8 @@
 use super::Model;
 use super::kv::{CacheType, LayerShape};
 use super::weights::{
-    FfnWeights, Gate, GatedConnection, HeadMatrices, Linear, Matrix, Mixer, Query, Streams,
+    FfnWeights, Gate, GatedConnection, HeadMatrices, InputPart, Linear, Matrix, Mixer, Query,
+    Streams,
 };
 use crate::backend::ops::{ConvShape, DeltaShape, ExpertShape};
 
@@ -13,9 +14,8 @@ impl Model {
     /// Multiply-adds of a token with `position` tokens before it, in all layers; without the head.
     pub fn token_macs(&self, position: usize) -> u64 {
         let shapes = self.hyper.cache_shapes();
-        let layers = self.weights.layers.iter().zip(shapes).enumerate();
-        let macs = layers.map(|(l, (layer, shape))| {
-            let n_head = self.hyper.heads_of(l)[0];
+        let of_layers = self.weights.layers.iter().enumerate().map(|(l, layer)| {
+            let (n_head, shape) = (self.hyper.heads_of(l)[0], shapes[self.hyper.keys_of(l)]);
             let attention =
                 self.macs_a_position(n_head, shape) * seen(&layer.mixer, position) as u64;
             let ngrams = layer.ngrams.as_ref().map_or(0, |w| macs(&w.key) + macs(&w.value));
@@ -24,14 +24,17 @@ impl Model {
                 + ngrams
                 + layer.streams.iter().map(streams_macs).sum::<u64>()
                 + layer.ffn.as_ref().map_or(0, |ffn| self.ffn_macs(ffn))
+                + layer.input.as_ref().map_or(0, input_macs)
         });
-        macs.sum()
+        let inputs = self.weights.layer_inputs.as_ref().map_or(0, |w| macs(&w.projection));
+        of_layers.sum::<u64>() + inputs
     }
 
-    /// Those of a token's feed-forward part in the last layer.
+    /// Those of a token in the last layer behind its mixer.
     pub fn last_ffn_macs(&self) -> u64 {
-        let ffn = self.weights.layers.last().and_then(|layer| layer.ffn.as_ref());
-        ffn.map_or(0, |ffn| self.ffn_macs(ffn))
+        let Some(layer) = self.weights.layers.last() else { return 0 };
+        let input = layer.input.as_ref().map_or(0, input_macs);
+        layer.ffn.as_ref().map_or(0, |ffn| self.ffn_macs(ffn)) + input
     }
 
     /// Multiply-adds of one token's logits.
@@ -41,8 +44,12 @@ impl Model {
 
     /// Bytes of keys and values, or of states, that a token with `position` tokens before it reads.
     pub fn cache_bytes_read(&self, position: usize, k: CacheType, v: CacheType) -> u64 {
-        let layers = self.weights.layers.iter().zip(self.hyper.cache_shapes());
-        layers.map(|(layer, shape)| shape.n_bytes(seen(&layer.mixer, position), k, v) as u64).sum()
+        let shapes = self.hyper.cache_shapes();
+        let layers = self.weights.layers.iter().enumerate();
+        let bytes = layers.map(|(l, layer)| {
+            shapes[self.hyper.keys_of(l)].n_bytes(seen(&layer.mixer, position), k, v) as u64
+        });
+        bytes.sum()
     }
 
     /// Multiply-adds of all heads with one position's key and value.
@@ -70,6 +77,10 @@ impl Model {
         });
         routed + shared + ffn.branch.as_ref().map_or(0, |branch| expert_macs(&branch.shape))
     }
+}
+
+fn input_macs(part: &InputPart) -> u64 {
+    macs(&part.gate) + macs(&part.output)
 }
 
 /// Positions that a token sees, its own among them.

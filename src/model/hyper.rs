@@ -223,8 +223,19 @@ impl HyperParams {
         let kinds = self.kinds.of_last();
         let (layer_heads, recurrent) = (None, None);
         let own = self.clone();
-        let (n_layers, n_sharing) = (1, 0);
-        HyperParams { n_layers, n_head, n_head_kv, layer_heads, recurrent, kinds, n_sharing, ..own }
+        let (n_layers, n_sharing, layer_input, ngrams) = (1, 0, 0, None);
+        HyperParams {
+            n_layers,
+            n_head,
+            n_head_kv,
+            layer_heads,
+            recurrent,
+            kinds,
+            n_sharing,
+            layer_input,
+            ngrams,
+            ..own
+        }
     }
 
     /// Heads of queries and of keys of a layer.

@@ -179,7 +179,10 @@ impl MemoryPlan {
             dense_bytes,
             kv_bytes,
             buffer_bytes: match cuts {
-                true => model.buffer_bytes(tokens(n_ubatch), n_ctx, 0) as u64,
+                true => {
+                    let n = tokens(n_ubatch);
+                    (model.buffer_bytes(n, n_ctx, 0) + model.host_buffer_bytes(n)) as u64
+                }
                 false => 0,
             },
             n_ubatch: tokens(n_ubatch),
@@ -244,11 +247,10 @@ impl MemoryPlan {
     }
 }
 
-/// The bytes of the token embedding, of which a token reads one row; 0 if the output is the same
-/// tensor.
+/// The bytes of tables of which a token reads some rows: its embedding, unless the output is the
+/// same tensor, and embeddings that layers read.
 fn unread_bytes(file: &Gguf) -> u64 {
-    match file.tensor("output.weight") {
-        Some(_) => file.tensor("token_embd.weight").map_or(0, |t| t.n_bytes),
-        None => 0,
-    }
+    let bytes = |name: &str| file.tensor(name).map_or(0, |tensor| tensor.n_bytes);
+    let embedding = file.tensor("output.weight").map_or(0, |_| bytes("token_embd.weight"));
+    embedding + bytes("per_layer_token_embd.weight")
 }

@@ -37,7 +37,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Copies the state of layer `l`, which has computed the segment's rows up to `end`, if it was
-    /// asked for. Layers do so in their order, those on the CPU before these.
+    /// asked for. Layers do so in their order; the CPU's values stand before theirs.
     fn note_state(&mut self, l: usize, segment: &GpuSegment<'a>, end: usize) -> Result<()> {
         let host = &mut self.caches.host[segment.segment.session];
         let Some(mark) = host.mark_at(n_past(segment, end)) else { return Ok(()) };

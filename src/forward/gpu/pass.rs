@@ -191,7 +191,7 @@ impl<'a> GpuPass<'a> {
         self.layer(l).ffn.as_ref().expect("a layer with a feed-forward part")
     }
 
-    /// The same as the file has it.
+    /// The feed-forward part as the file has it, of a layer that has one.
     pub fn ffn_weights(&self, l: usize) -> &'a FfnWeights {
         self.model.weights.layers[l].ffn.as_ref().expect("a layer with a feed-forward part")
     }

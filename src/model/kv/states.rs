@@ -66,8 +66,8 @@ impl KvCache {
         mark.slots.insert(before, slot);
     }
 
-    /// The place for the states after `n` positions, if they were asked for: a device's layers,
-    /// which come after the CPU's, add theirs.
+    /// The place for the states after `n` positions, if they were asked for: a device's layers add
+    /// theirs behind the CPU's.
     pub fn mark_at(&mut self, n: usize) -> Option<&mut States> {
         self.marks.iter_mut().map(|mark| &mut mark.states).find(|states| states.n == n)
     }
