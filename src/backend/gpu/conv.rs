@@ -45,7 +45,7 @@ pub struct DeviceConv<'a> {
     /// f32 [channels]
     pub bias: Option<DeviceSlice<'a>>,
     pub silu: bool,
-    /// What becomes unit vectors, as queries and keys of a delta rule.
+    /// Parts that become unit vectors, as queries and keys of a delta rule.
     pub units: Option<Units>,
 }
 

@@ -166,7 +166,7 @@ impl Case {
         let [bias_up, skip_up, log_up, state_up] =
             [&bias, &skip, &log_decay, &state].map(|v| bench.up_f32(v));
         let (bias_up, skip_up, log_up, state_up) = (bias_up?, skip_up?, log_up?, state_up?);
-        // What is between gate and steps, no one reads.
+        // No one reads the columns between gate and steps.
         let (stride, first) = (inner + 2 + n_heads, inner + 2);
         for tokens in passes.iter().copied() {
             let mut rows = random.floats(tokens * width);

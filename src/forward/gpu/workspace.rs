@@ -257,18 +257,18 @@ fn encoder_rows(hyper: &HyperParams, n_ctx: usize) -> [usize; 2] {
 /// The largest widths of rows that the recurrent layers need.
 #[derive(Clone, Copy, Debug, Default)]
 struct RecurrentWidths {
-    /// Of the product that comes first.
+    /// The product that comes first.
     projected: usize,
-    /// Of a convolution's output, if the state reads it.
+    /// A convolution's output, if the state reads it.
     convolved: usize,
     values: usize,
     /// Numbers of gates.
     heads: usize,
     /// Numbers that decays are made of, if each element of a key or each channel has its own.
     decays: usize,
-    /// Of the first product of a matrix in two parts.
+    /// The first product of a matrix in two parts.
     rank: usize,
-    /// Of the product that is put into states and reads them, if the convolution comes before it.
+    /// The product that is put into states and reads them, if a convolution comes before it.
     scan: usize,
 }
 
