@@ -309,7 +309,7 @@ fn every_architecture() {
 #[test]
 fn streamed() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["qwen3moe", "deepseek_v3", "switch"] {
+    for name in ["qwen3moe", "deepseek_v3", "switch", "qwen4exp"] {
         let path = convert_golden(name, "q8_0", dir.path());
         let options = EngineOptions { io: IoKind::Pread, ..golden_options() };
         let minimum = Engine::plan_of(&path, &options).unwrap().sizes.minimum_bytes;
