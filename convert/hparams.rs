@@ -23,7 +23,9 @@ pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, Owned
         if !(row.classes.is_empty() || row.classes.contains(&class)) {
             continue;
         }
-        if let Some(value) = read_row(config, row)? {
+        if let Some(value) = sizes_row(config, descriptor, row)? {
+            keys.push((descriptor.key(key), value));
+        } else if let Some(value) = read_row(config, row)? {
             let value = match &row.layers {
                 Some(layers) => by_layer(config, descriptor, layers, value)?,
                 None => value,
@@ -32,6 +34,23 @@ pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, Owned
         }
     }
     Ok(keys)
+}
+
+/// The sizes of layers that a row names; a number where they are the same.
+fn sizes_row(
+    config: &Json,
+    descriptor: &Descriptor,
+    row: &MetadataRow,
+) -> Result<Option<OwnedValue>> {
+    let Some(name) = &row.layer_size else { return Ok(None) };
+    let Some(sizes) = layer_sizes(config, name, &descriptor.convert.layer_sizes[name])? else {
+        return Ok(None);
+    };
+    let sizes: Vec<u32> = sizes.into_iter().map(|n| n as u32).collect();
+    Ok(match sizes.first() {
+        Some(first) if sizes.iter().all(|size| size == first) => Some((*first).into()),
+        _ => Some(sizes.into()),
+    })
 }
 
 fn read_row(config: &Json, row: &MetadataRow) -> Result<Option<OwnedValue>> {
@@ -124,7 +143,7 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
     for (text, named) in &row.values {
         let number = match named {
             Named::Number(number) => Some(f64::from(*number)),
-            Named::Expression(expression) => expr::evaluate(expression, config)?,
+            Named::Expression(texts) => alternatives(config, texts)?.map(|(_, x)| x),
         };
         if let Some(number) = number {
             numbers.insert(text.as_str(), whole(config, text, number)? as u32);
@@ -397,9 +416,9 @@ fn layer_sizes(config: &Json, name: &str, row: &LayerSize) -> Result<Option<Vec<
     let elements = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let size = |element: &Value| {
         let text = element.as_str().map_or_else(|| element.to_string(), str::to_owned);
-        let named = row.values.get(&text).map(|of| first_count(config, std::slice::from_ref(of)));
+        let named = row.values.get(&text).map(|texts| alternatives(config, texts));
         let size = match named.transpose()?.flatten() {
-            Some((_, size)) => Some(size),
+            Some((text, size)) => Some(whole(config, text, size)?),
             None if row.values.is_empty() => element.as_u64(),
             None => None,
         };
@@ -411,7 +430,29 @@ fn layer_sizes(config: &Json, name: &str, row: &LayerSize) -> Result<Option<Vec<
         check_size(config, name, field, size)?;
         Ok(size)
     };
-    elements.iter().map(size).collect::<Result<Vec<u64>>>().map(Some)
+    let mut sizes = elements.iter().map(size).collect::<Result<Vec<u64>>>()?;
+    if let Some(last) = &row.last
+        && config.bool(&last.when)? == Some(true)
+    {
+        let count = |text: &String| match first_count(config, std::slice::from_ref(text))? {
+            Some((_, n)) => Ok(n),
+            None => Err(config.fail(text, "an integer", "nothing")),
+        };
+        let (n, size) = (count(&last.n)? as usize, count(&last.size)?);
+        check_size(config, name, &last.size, size)?;
+        sizes.iter_mut().rev().take(n).for_each(|of| *of = size);
+    }
+    Ok(Some(sizes))
+}
+
+/// The value of the first of expressions with ` or ` between them whose fields are there.
+fn alternatives<'a>(config: &Json, texts: &'a str) -> Result<Option<(&'a str, f64)>> {
+    for text in texts.split(" or ") {
+        if let Some(x) = expr::evaluate(text, config)? {
+            return Ok(Some((text, x)));
+        }
+    }
+    Ok(None)
 }
 
 /// Refuses sizes that are not sizes, and sizes beyond all reason.

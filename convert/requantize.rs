@@ -105,6 +105,8 @@ fn facts(input: &Gguf, has_imatrix: bool) -> Result<ModelFacts> {
 fn target(options: &QuantizeOptions, facts: &ModelFacts, source: &Source<'_>) -> Result<Target> {
     let Source { name, dims, .. } = source;
     let ty = match options.mix {
+        // A table of ids.
+        _ if source.ty == TensorType::I32 => source.ty,
         Some(mix) if mix::is_matrix(name, dims) => mix::tensor_type(mix, facts, name, dims),
         _ => source.ty,
     };

@@ -332,6 +332,7 @@ fn configs_whose_layers_do_not_fit() {
     spoil("deepseek4_hf", "compress_ratios", json!([0, 8, 128, 4]), &["0 or 128 or 4", "8"]);
     spoil("deepseek4_hf", "scoring_func", json!("tanh"), &["sqrtsoftplus", "tanh"]);
     spoil("bailingmoe3_hf", "layer_group_size", json!("big"), &["number", "big"]);
+    spoil("gemma4_dense_hf", "use_double_wide_mlp", json!("yes"), &["true or false", "yes"]);
     spoil("jamba_hf", "attn_layer_period", json!("often"), &["number", "often"]);
 }
 

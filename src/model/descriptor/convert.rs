@@ -96,8 +96,8 @@ pub struct MetadataRow {
     /// Skipped where no expression has its fields; an error otherwise.
     #[serde(default)]
     pub optional: bool,
-    /// The number written for each text in the config, or an expression for it; for a flag, 1 is
-    /// true, and the config may have numbers.
+    /// The number written for each text in the config, or expressions for it with ` or ` between
+    /// them; for a flag, 1 is true, and the config may have numbers.
     #[serde(default)]
     pub values: BTreeMap<String, Named>,
     /// A text is a list of its letters.
@@ -112,6 +112,9 @@ pub struct MetadataRow {
     /// A list has an element a layer; those of layers behind the last are left out.
     #[serde(default)]
     pub by_layer: bool,
+    /// The sizes of this name in `[convert.layer_sizes]`, or the one that all layers have.
+    #[serde(default)]
+    pub layer_size: Option<String>,
     /// A list is filled up with zeros to this length.
     #[serde(default)]
     pub pad: usize,
@@ -147,9 +150,22 @@ pub enum VocabularyModel {
 pub struct LayerSize {
     /// Fields, the first that is there counts: a list has an element a layer.
     pub from: Vec<String>,
-    /// The size for each text or number in the config; a number is the size itself without them.
+    /// The size for each text or number in the config: expressions with ` or ` between them, the
+    /// first whose fields are there counts. A number is the size itself without them.
     #[serde(default)]
     pub values: BTreeMap<String, String>,
+    /// The size of the last layers.
+    #[serde(default)]
+    pub last: Option<LastLayers>,
+}
+
+/// Expressions of a size and of how many layers have it, where a flag of the config is set.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LastLayers {
+    pub when: String,
+    pub n: String,
+    pub size: String,
 }
 
 /// Some layers of a model.

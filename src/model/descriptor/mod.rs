@@ -15,8 +15,8 @@ use serde::Deserialize;
 use crate::{Error, Result};
 
 pub use convert::{
-    Convert, Kind, LayerSize, Layers, MetadataRow, MetadataType, Named, TensorRow, Vocabulary,
-    VocabularyModel,
+    Convert, Kind, LastLayers, LayerSize, Layers, MetadataRow, MetadataType, Named, TensorRow,
+    Vocabulary, VocabularyModel,
 };
 pub use parts::{
     Form, Mixer, Norm, Parts, Positions, RecurrenceKind, Residual, RopeLayers, RopeRows, Router,
