@@ -4,10 +4,10 @@
     cargo build --release
     bench/warm_start.py MODEL.gguf TEXT.txt [--ram 25% 50% 75%] [--rounds 3]
 
-Each round begins without a profile. A first start answers a
-prompt of the text with 160 tokens and saves its profile. A second start on the same prompt, with
-that profile, answers with 32 tokens, a third with 160: what their times differ by is 128 tokens of
-a warm cache. Prints Markdown: medians of milliseconds a token, and their ratio.
+Each round begins without a profile. A first start answers a prompt of the text with 160 tokens and
+saves its profile. A second start on the same prompt, with that profile, answers with 32 tokens, a
+third with 160: what their times differ by is 128 tokens of a warm cache. Prints Markdown: medians
+of milliseconds a token, and their ratio.
 """
 
 import argparse
