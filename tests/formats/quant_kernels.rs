@@ -186,6 +186,9 @@ fn granules_of_a_row_are_added_in_order() {
             (26, 133, 1, 0),
             (17, 56, 3, 0),
             (18, 37, 5, 48),
+            // Whole rows, with one and two blocks behind their last eight.
+            (26, 9, 9, 0),
+            (19, 18, 18, 48),
         ];
         for (rows, blocks, width, gap) in shapes {
             let (cols, width) = (blocks * block, width * block);
