@@ -1,5 +1,5 @@
 //! Random weights in the shapes of published models, to time on: files of the true size whose
-//! activations stay finite. `presets.toml` has the shapes.
+//! activations stay finite. `presets/` has the shapes.
 //!
 //! Blocks are drawn as blocks: random integers under scales that give the weights a mean of zero
 //! and a standard deviation of 1/√(row length), so that a normalised vector keeps its length
@@ -36,12 +36,14 @@ pub struct SynthOptions {
     pub layout: Layout,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Presets {
-    preset: Vec<Preset>,
-}
-
+/// A published model's shapes: numbers of its config.json, under the keys and tensor names that
+/// llama.cpp gives the architecture.
+///
+/// In `metadata` integers become u32, decimals f32, and { special, other } a list with one for each
+/// layer; "{arch}." goes before each key. Shapes are in GGUF order, row length first.
+/// `layer_tensors` are in every layer, `dense_tensors` in the first `dense_layers`, `moe_tensors`
+/// in the others; `special_tensors` are in `special_layers`, counted from 0, `other_tensors` in the
+/// others; "blk.{layer}." goes before them.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Preset {
@@ -65,15 +67,15 @@ struct Preset {
     moe_tensors: BTreeMap<String, Vec<u64>>,
 }
 
-/// The table is part of the program: one that does not parse is a bug, found by any test of it.
-fn presets() -> Vec<Preset> {
-    let presets: Presets =
-        toml::from_str(include_str!("presets.toml")).unwrap_or_else(|e| panic!("presets: {e}"));
-    presets.preset
+macro_rules! presets {
+    ($n:literal: $($name:literal,)*) => {
+        /// The names of the files in `presets/`, for help texts.
+        pub const PRESETS: [&str; $n] = [$($name),*];
+        const FILES: [&str; $n] = [$(include_str!(concat!("presets/", $name, ".toml"))),*];
+    };
 }
 
-/// The names in the table, for help texts.
-pub const PRESETS: [&str; 17] = [
+presets! { 17:
     "qwen3-30b-a3b",
     "qwen1.5-moe",
     "mixtral-8x7b",
@@ -91,7 +93,15 @@ pub const PRESETS: [&str; 17] = [
     "gemma-4-26b-a4b",
     "glm-5",
     "kimi-linear-48b-a3b",
-];
+}
+
+/// The files are part of the program: one that does not parse is a bug, found by any test of them.
+fn presets() -> Vec<Preset> {
+    let parse = |(file, name): (&str, &str)| {
+        toml::from_str(file).unwrap_or_else(|e| panic!("presets/{name}.toml: {e}"))
+    };
+    FILES.into_iter().zip(PRESETS).map(parse).collect()
+}
 
 /// Types that every matrix gets alike; the numbers are llama.cpp's for its mixes without extras.
 const PURE: &[(&str, TensorType, u32)] =
@@ -360,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_parses_and_has_the_presets_that_help_names() {
+    fn files_parse_and_have_the_names_of_their_models() {
         let names: Vec<_> = presets().into_iter().map(|p| p.name).collect();
         assert_eq!(names, PRESETS);
     }

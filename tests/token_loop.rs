@@ -224,7 +224,7 @@ const STEPS: usize = 16;
 #[cfg(target_os = "linux")]
 const QUIET_BY: Duration = Duration::from_secs(30);
 
-/// What `switches` counts in some tokens, each shown for half a millisecond.
+/// The counts of `switches` over some tokens, each shown for half a millisecond.
 #[cfg(target_os = "linux")]
 fn switches_of_a_round(decode: &mut Decode) -> [u64; 2] {
     let before = switches();

@@ -140,11 +140,7 @@ impl HyperParams {
         let sliding_head_dim = keys.sliding_head_dim(heads.head_dim, heads.head_dim_v)?;
         let of_sliding = sliding_head_dim.unwrap_or(heads.head_dim);
         let sliding_rope = rope.of_sliding_layers(&keys, of_sliding)?;
-        let scale = match descriptor.parts.positions {
-            Positions::RelativeBias => 1.0,
-            _ if descriptor.parts.unscaled_scores => 1.0,
-            _ => 1.0 / (heads.head_dim as f32).sqrt() * rope.score_factor(&keys)?,
-        };
+        let attention_scale = keys.attention_scale(&rope, heads.head_dim)?;
         let encoder = EncoderParams::read(&keys)?;
         let n_layers = match &encoder {
             Some(encoder) => encoder.n_layers + encoder.n_decoder_layers,
@@ -176,7 +172,7 @@ impl HyperParams {
             temperature: Temperature::read(&keys, &rope)?,
             rope,
             sliding_rope,
-            attention_scale: keys.attention_scale(scale)?,
+            attention_scale,
             attention_cap: keys.soft_cap("attn_logit_softcapping")?,
             logit_cap: keys.logit_cap()?,
             qkv_limit: keys.factor("attention.clamp_kqv")?,
@@ -493,8 +489,13 @@ impl Keys<'_> {
         Ok(if parts.rms_by_epsilon && rms.is_some() { Norm::Rms } else { parts.norm })
     }
 
-    /// The file's factor, or `plain`.
-    fn attention_scale(&self, plain: f32) -> Result<f32> {
+    /// The file's factor of scores, or 1/√`head_dim` with what the rotation adds to it.
+    fn attention_scale(&self, rope: &RopeParams, head_dim: usize) -> Result<f32> {
+        let plain = match self.descriptor.parts.positions {
+            Positions::RelativeBias => 1.0,
+            _ if self.descriptor.parts.unscaled_scores => 1.0,
+            _ => 1.0 / (head_dim as f32).sqrt() * rope.score_factor(self)?,
+        };
         let own = self.factor("attention.scale")?.or(self.factor("attention.output_scale")?);
         Ok(own.unwrap_or(plain))
     }
