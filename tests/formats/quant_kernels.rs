@@ -186,9 +186,11 @@ fn granules_of_a_row_are_added_in_order() {
             (26, 133, 1, 0),
             (17, 56, 3, 0),
             (18, 37, 5, 48),
-            // Whole rows, with one and two blocks behind their last eight.
+            // Whole rows, with one to four blocks behind their last eight.
             (26, 9, 9, 0),
             (19, 18, 18, 48),
+            (13, 11, 11, 32),
+            (9, 20, 20, 0),
         ];
         for (rows, blocks, width, gap) in shapes {
             let (cols, width) = (blocks * block, width * block);

@@ -3,26 +3,29 @@
 //! One row alone fills a vector with one or two blocks. The bits are the same.
 //!
 //! Rows of nine blocks (Kimi Linear, EPYC of family 25, model 17, a thread): 29 → 39 tokens/s. Rows
-//! of twelve lose, 29 → 26: a third of each row is read apart from the rest, and the processor's
-//! own prefetching follows whole rows.
+//! of twelve lose so, 29 → 26: a third of each is read apart from the rest, and the processor's own
+//! prefetching follows whole rows. AVX-512 takes these by twos: 28 → 32.
 
 use super::panel::transpose;
 use super::reduce::tree_of_lanes;
 use crate::simd::Product;
 use std::arch::x86_64::*;
 use std::array;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
-/// Blocks behind the last eight.
-const MOST_LEFT: usize = 2;
-
-/// How many of the product's rows are taken so, and the blocks that are left of each.
-pub(in crate::simd) fn long_rows(product: Product, block_len: usize) -> (usize, Range<usize>) {
+/// How many of the product's rows are taken `n` at a time because they have one of `counts` blocks
+/// behind their last eight, and these blocks.
+pub(in crate::simd) fn long_rows(
+    product: Product,
+    block_len: usize,
+    counts: RangeInclusive<usize>,
+    n: usize,
+) -> (usize, Range<usize>) {
     let blocks = product.mat.cols / block_len;
     let left = blocks / 8 * 8..blocks;
-    let has_rest = (1..=MOST_LEFT).contains(&left.len());
-    let is_long = blocks > 8 && has_rest && product.granule >= product.mat.cols;
-    (if is_long && block_len == 256 { product.rows / 8 * 8 } else { 0 }, left)
+    let is_whole = block_len == 256 && product.granule >= product.mat.cols;
+    let is_long = is_whole && blocks > 8 && counts.contains(&left.len());
+    (if is_long { product.rows / n * n } else { 0 }, left)
 }
 
 /// Rows `r` to `r + 7` times the product's one token. `lanes(r)` are those of a row's whole eights;

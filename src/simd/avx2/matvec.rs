@@ -61,7 +61,7 @@ pub(super) unsafe fn matmul<B: Ints>(product: Product) {
     unsafe {
         for t in 0..product.acts.tokens() {
             let (product, token) = (product.tokens(t..t + 1), Token::new::<B>(product.acts, t));
-            let (n_long, left) = long_rows(product, B::LEN);
+            let (n_long, left) = long_rows(product, B::LEN, 1..=2, 8);
             if n_long > 0 {
                 rows_with_rest::<B>(product.rows(0, n_long), left, token);
             }

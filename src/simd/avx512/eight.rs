@@ -17,12 +17,32 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// The decoded integers of eight blocks, one a lane.
+#[derive(Clone, Copy)]
 pub(super) struct Integers {
     pub isums: __m256i,
     /// For formats with mins.
     pub imins: Option<__m256i>,
     pub d: __m256,
     pub dmin: __m256,
+}
+
+impl Integers {
+    /// Those of blocks 4 to 7, then those of 0 to 3.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub fn with_halves_swapped(self) -> Integers {
+        let words = |v| _mm256_permute2x128_si256::<1>(v, v);
+        let floats = |v| _mm256_permute2f128_ps::<1>(v, v);
+        Integers {
+            isums: words(self.isums),
+            imins: match self.imins {
+                Some(imins) => Some(words(imins)),
+                None => None,
+            },
+            d: floats(self.d),
+            dmin: floats(self.dmin),
+        }
+    }
 }
 
 pub(super) trait EightBlocks: Ints {

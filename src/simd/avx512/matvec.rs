@@ -30,11 +30,15 @@ pub(super) unsafe fn matmul<B: EightBlocks>(product: Product, scratch: &mut Scra
 /// As `matmul`; `token` has the product's activations in B's order.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn rows<B: EightBlocks, const FOLLOWS: bool>(product: Product, token: Token) {
-    let (n_long, left) = long_rows(product, B::LEN);
+    let (n_eights, left) = long_rows(product, B::LEN, 1..=2, 8);
+    let (n_pairs, _) = long_rows(product, B::LEN, 3..=4, 2);
+    let n_long = n_eights.max(n_pairs);
     // SAFETY: the caller's promises, of the rows that they are handed.
     unsafe {
-        if n_long > 0 {
-            rows_with_rest::<B, FOLLOWS>(product.rows(0, n_long), left, token);
+        if n_eights > 0 {
+            rows_with_rest::<B, FOLLOWS>(product.rows(0, n_eights), left, token);
+        } else if n_pairs > 0 {
+            pairs_of_rows::<B, FOLLOWS>(product.rows(0, n_pairs), left, token);
         }
         arranged::<B>(
             product.rows(n_long, product.rows - n_long),
@@ -81,6 +85,44 @@ unsafe fn rows_with_rest<B: EightBlocks, const FOLLOWS: bool>(
                 let at = |i: usize| (row(r + i).add(b), token.block::<B>(b));
                 add_eight(B::integers(at, |_| ()), 0xff, a, lanes)
             });
+        }
+    }
+}
+
+/// Rows by twos: their `left` blocks, three or four a row, are the halves of a vector.
+///
+/// # Safety
+/// As `rows`.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn pairs_of_rows<B: EightBlocks, const FOLLOWS: bool>(
+    product: Product,
+    left: Range<usize>,
+    token: Token,
+) {
+    let (ahead, row) = (Rows::begin(product), |r: usize| product.row(r).cast::<B>());
+    let (last, mask) = (left.len() - 1, (1 << left.len()) - 1);
+    for r in (0..product.rows).step_by(2) {
+        // SAFETY: two rows from `r` on, of `left.end` blocks; their places in `out` are the
+        // caller's promise.
+        unsafe {
+            let lanes = [r, r + 1].map(|r| {
+                let (rest, end) = (row(r).add(left.start), row(r).add(left.end));
+                let lanes = eights::<B, FOLLOWS>(row(r), left.end, token, ahead);
+                ask_for_all_of::<B>(ahead.behind(rest.cast(), end.cast()), last);
+                lanes
+            });
+            let b = |i: usize| left.start + (i % 4).min(last);
+            let at = |i: usize| (row(r + i / 4).add(b(i)), token.block::<B>(b(i)));
+            let both = B::integers(at, |_| ());
+            let a = _mm256_maskz_loadu_ps(mask, token.scales.add(left.start));
+            let lanes = [
+                add_eight(both, mask, a, lanes[0]),
+                add_eight(both.with_halves_swapped(), mask, a, lanes[1]),
+            ];
+            for (i, lanes) in lanes.into_iter().enumerate() {
+                let out = product.place(0, r + i);
+                out.write(if product.adds { tree8(lanes) + out.read() } else { tree8(lanes) });
+            }
         }
     }
 }
