@@ -136,6 +136,8 @@ pub(in crate::simd) unsafe fn row_by_granules<B: Ints>(
     unsafe { out.write(sum) };
 }
 
+/// The lanes of a row's whole eights. Asks for lines of its rest, too.
+///
 /// # Safety
 /// `row` leads to `blocks` blocks and `token` to as many.
 #[inline]
@@ -155,6 +157,8 @@ unsafe fn eights<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Row
             lanes = add_eight::<B>(at, _mm256_set1_epi32(-1), a, lanes);
         }
     }
+    // SAFETY: blocks of the row.
+    unsafe { ask_for_rest(row, blocks, ahead) };
     lanes
 }
 
@@ -174,8 +178,6 @@ unsafe fn dot_row<B: Ints>(row: *const B, blocks: usize, token: Token, ahead: Ro
             let is_missing = _mm256_cmpgt_epi32(numbers, _mm256_set1_epi32(last as i32));
             let is_there = _mm256_xor_si256(is_missing, _mm256_set1_epi32(-1));
             let a = _mm256_maskload_ps(token.scales.add(whole), is_there);
-            // A line that is not asked for costs more than those that are asked for twice.
-            ask_for_all_of::<B>(ahead.behind(row.add(whole).cast(), row.add(blocks).cast()), last);
             let b = |i: usize| whole + i.min(last);
             let at = |i: usize| (row.add(b(i)), token.block::<B>(b(i)));
             lanes = add_eight::<B>(at, is_there, a, lanes);
@@ -194,12 +196,7 @@ unsafe fn rows_with_rest<B: Ints>(product: Product, left: Range<usize>, token: T
     for r in (0..product.rows).step_by(8) {
         // SAFETY: eight rows from `r` on, of `left.end` blocks.
         unsafe {
-            let lanes = |r: usize| {
-                let (rest, end) = (row(r).add(left.start), row(r).add(left.end));
-                let lanes = eights(row(r), left.end, token, ahead);
-                ask_for_all_of::<B>(ahead.behind(rest.cast(), end.cast()), left.len() - 1);
-                lanes
-            };
+            let lanes = |r: usize| eights(row(r), left.end, token, ahead);
             dot_long_rows(product, r, left.clone(), lanes, |b, lanes| {
                 let a = _mm256_set1_ps(*token.scales.add(b));
                 let at = |i: usize| (row(r + i).add(b), token.block::<B>(b));
@@ -247,12 +244,18 @@ fn ask_for_one<B>(next: Next, i: usize) {
     }
 }
 
-/// Those of blocks 0 to `last`, at once.
+/// Those behind the blocks that are left of a row after its last whole eight: a line that is not
+/// asked for costs more than those that are asked for twice.
+///
+/// # Safety
+/// `row` leads to `blocks` blocks.
 #[inline(always)]
-pub(in crate::simd) fn ask_for_all_of<B>(next: Next, last: usize) {
-    for i in 0..=last {
-        next.ask_for::<B>(i * size_of::<B>());
-    }
+pub(in crate::simd) unsafe fn ask_for_rest<B>(row: *const B, blocks: usize, ahead: Rows) {
+    let whole = blocks / 8 * 8;
+    // SAFETY: the caller's promise.
+    let (rest, end) = unsafe { (row.add(whole), row.add(blocks)) };
+    let next = ahead.behind(rest.cast(), end.cast());
+    (0..blocks - whole).for_each(|i| next.ask_for::<B>(i * size_of::<B>()));
 }
 
 /// Smaller ones at once.

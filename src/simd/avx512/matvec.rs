@@ -5,7 +5,7 @@ use super::eight::{EightBlocks, Integers, write_ordered};
 use crate::simd::avx2::ahead::{Rows, follows};
 use crate::simd::avx2::eight_rows::{EightRows, Values};
 use crate::simd::avx2::long_rows::{dot_long_rows, long_rows};
-use crate::simd::avx2::matvec::{Token, arranged, ask_for_all_of};
+use crate::simd::avx2::matvec::{Token, arranged, ask_for_rest};
 use crate::simd::avx2::reduce::tree8;
 use crate::simd::{ActView, Product, Scratch};
 use std::arch::x86_64::*;
@@ -74,12 +74,7 @@ unsafe fn rows_with_rest<B: EightBlocks, const FOLLOWS: bool>(
     for r in (0..product.rows).step_by(8) {
         // SAFETY: eight rows from `r` on, of `left.end` blocks.
         unsafe {
-            let lanes = |r: usize| {
-                let (rest, end) = (row(r).add(left.start), row(r).add(left.end));
-                let lanes = eights::<B, FOLLOWS>(row(r), left.end, token, ahead);
-                ask_for_all_of::<B>(ahead.behind(rest.cast(), end.cast()), left.len() - 1);
-                lanes
-            };
+            let lanes = |r: usize| eights::<B, FOLLOWS>(row(r), left.end, token, ahead);
             dot_long_rows(product, r, left.clone(), lanes, |b, lanes| {
                 let a = _mm256_set1_ps(*token.scales.add(b));
                 let at = |i: usize| (row(r + i).add(b), token.block::<B>(b));
@@ -105,12 +100,7 @@ unsafe fn pairs_of_rows<B: EightBlocks, const FOLLOWS: bool>(
         // SAFETY: two rows from `r` on, of `left.end` blocks; their places in `out` are the
         // caller's promise.
         unsafe {
-            let lanes = [r, r + 1].map(|r| {
-                let (rest, end) = (row(r).add(left.start), row(r).add(left.end));
-                let lanes = eights::<B, FOLLOWS>(row(r), left.end, token, ahead);
-                ask_for_all_of::<B>(ahead.behind(rest.cast(), end.cast()), last);
-                lanes
-            });
+            let lanes = [r, r + 1].map(|r| eights::<B, FOLLOWS>(row(r), left.end, token, ahead));
             let b = |i: usize| left.start + (i % 4).min(last);
             let at = |i: usize| (row(r + i / 4).add(b(i)), token.block::<B>(b(i)));
             let both = B::integers(at, |_| ());
@@ -127,7 +117,7 @@ unsafe fn pairs_of_rows<B: EightBlocks, const FOLLOWS: bool>(
     }
 }
 
-/// The lanes of a row's whole eights.
+/// The lanes of a row's whole eights. Asks for lines of its rest, too.
 ///
 /// # Safety
 /// `row` leads to `blocks` blocks and `token` to as many.
@@ -155,6 +145,8 @@ unsafe fn eights<B: EightBlocks, const FOLLOWS: bool>(
             );
         }
     }
+    // SAFETY: blocks of the row.
+    unsafe { ask_for_rest(row, blocks, ahead) };
     lanes
 }
 
@@ -179,7 +171,6 @@ unsafe fn dot_row<B: EightBlocks, const FOLLOWS: bool>(
         unsafe {
             let a = _mm256_maskz_loadu_ps(mask, token.scales.add(whole));
             let w = row.add(whole);
-            ask_for_all_of::<B>(ahead.behind(w.cast(), row.add(blocks).cast()), last);
             let at = |i: usize| (w.add(i.min(last)), token.block::<B>(whole + i.min(last)));
             lanes = add_eight(B::integers(at, |_| ()), mask, a, lanes);
         }

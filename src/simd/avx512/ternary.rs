@@ -5,10 +5,13 @@ use super::eight::*;
 use crate::quant::{BlockTQ1_0, BlockTQ2_0};
 use crate::simd::avx2::ints::Ints;
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 /// A format of which 64 codes are found, multiplied by 2^[`Codes::SHIFT`].
 trait Codes: Ints {
     const SHIFT: u32;
+    /// The place of the scale in a block.
+    const SCALE_AT: usize;
 
     /// Four times 64 codes, in [`EightBlocks::ORDER`].
     ///
@@ -17,13 +20,13 @@ trait Codes: Ints {
     unsafe fn codes(w: *const Self) -> [__m512i; 4];
 }
 
-/// Σ (codes − 1) · activations of each block.
+/// Σ (codes − 1) · activations of each block, and its scale.
 ///
 /// # Safety
 /// As [`EightBlocks::integers`].
 #[inline]
-#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn isums<B: Codes>(at: impl At<B>, ask: impl Fn(usize)) -> __m256i {
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn integers<B: Codes>(at: impl At<B>, ask: impl Fn(usize)) -> Integers {
     const { assert!(B::SUMS == 16, "sixteen sums a block") };
     let isum = |i: usize| {
         ask(i);
@@ -40,11 +43,15 @@ unsafe fn isums<B: Codes>(at: impl At<B>, ask: impl Fn(usize)) -> __m256i {
     let ones = _mm512_set1_epi16(1);
     let four = |k: usize| _mm512_dpwssd_epi32(_mm512_madd_epi16(sums[k], ones), more[k], ones);
     let shift = _mm_cvtsi32_si128(B::SHIFT as i32);
-    _mm256_sub_epi32(_mm256_sra_epi32(products, shift), sum_quarters(four(0), four(1)))
+    let isums = _mm256_sub_epi32(_mm256_sra_epi32(products, shift), sum_quarters(four(0), four(1)));
+    // SAFETY: the scale lies within the block.
+    let d = unsafe { eight_f16(|i| at(i).0.cast::<u8>().add(B::SCALE_AT)) };
+    Integers { isums, imins: None, d, dmin: _mm256_setzero_ps() }
 }
 
 impl Codes for BlockTQ2_0 {
     const SHIFT: u32 = 0;
+    const SCALE_AT: usize = offset_of!(BlockTQ2_0, d);
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -68,11 +75,8 @@ impl EightBlocks for BlockTQ2_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
     unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
-        // SAFETY: the caller's promise; d is two bytes.
-        unsafe {
-            let d = eight_f16(|i| (&raw const (*at(i).0).d).cast());
-            Integers { isums: isums(at, ask), imins: None, d, dmin: _mm256_setzero_ps() }
-        }
+        // SAFETY: the caller's promise.
+        unsafe { integers(at, ask) }
     }
 }
 
@@ -98,6 +102,7 @@ fn with_last_quarter<const Q: i32>(v: __m512i, from: __m512i) -> __m512i {
 
 impl Codes for BlockTQ1_0 {
     const SHIFT: u32 = 6;
+    const SCALE_AT: usize = offset_of!(BlockTQ1_0, d);
 
     /// A byte's next digit is the integer part of 3 · byte / 256, which its top two bits are after
     /// 3 · byte / 4.
@@ -141,10 +146,7 @@ impl EightBlocks for BlockTQ1_0 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
     unsafe fn integers(at: impl At<Self>, ask: impl Fn(usize)) -> Integers {
-        // SAFETY: the caller's promise; d is two bytes.
-        unsafe {
-            let d = eight_f16(|i| (&raw const (*at(i).0).d).cast());
-            Integers { isums: isums(at, ask), imins: None, d, dmin: _mm256_setzero_ps() }
-        }
+        // SAFETY: the caller's promise.
+        unsafe { integers(at, ask) }
     }
 }
