@@ -438,6 +438,9 @@ impl State {
         if let Some(load) = entry.load {
             self.stop(load);
         } else if !access.keeps() || !entry.is_whole() {
+            if access == Access::Prompt {
+                self.exchange(e);
+            }
             self.drop_transit(e);
         }
     }

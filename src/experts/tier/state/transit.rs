@@ -115,4 +115,28 @@ impl State {
             self.classes[class].end_move(Role::Transit, n);
         }
     }
+
+    /// What a prompt has brought through transit takes the room of the least valuable expert of its
+    /// layer in the working set, if that is worth less by the eviction's priority. They exchange
+    /// roles, so no byte moves; the other stays in transit until its room is wanted.
+    pub(super) fn exchange(&mut self, e: u32) {
+        let entry = self.table.get(e);
+        let Entry { id, class, n_granules: n, .. } = *entry;
+        let is_kept = self.share(id, class).keep >= n && !self.upper.has(id);
+        if !is_kept || !entry.is_whole() || entry.in_transit() < n {
+            return;
+        }
+        let priority = |e: u32| self.eviction.priority(self.table.get(e).id);
+        let others = self.experts_of(id.layer as usize).filter(|other| {
+            let other = self.table.get(*other);
+            other.is_evictable() && other.is_whole() && other.working == n
+        });
+        let least = others.min_by(|a, b| priority(*a).total_cmp(&priority(*b)));
+        let Some(least) = least.filter(|least| priority(*least) < priority(e)) else { return };
+        self.classes[class].begin_move(Role::Transit, n);
+        self.classes[class].change_role(Role::Working, Role::Transit, n);
+        self.table.remove_working(least, n);
+        self.classes[class].end_move(Role::Working, n);
+        self.table.add_working(e, n);
+    }
 }

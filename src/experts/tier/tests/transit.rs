@@ -71,3 +71,26 @@ fn a_prompt_has_all_of_transit() {
     world.release(0);
     assert_eq!((world.working(), world.state.held(Role::Transit)), (before, 0));
 }
+
+/// Roles are exchanged within the layer: nothing is read for it. LRU, which does not hear what is
+/// expected, keeps what decode has used.
+#[test]
+fn what_a_prompt_brought_stays_in_the_place_of_what_is_worth_less() {
+    let after = |policy: &str| {
+        let mut world = world(policy);
+        decode(&mut world, 1, &[0, 1]);
+        let used = [0.2, 0.3, 0.1, 0.9, 0.0, 0.1];
+        world.state.observe(&Event::Expected { layer: 1, used: &used });
+        world.acquire(0, 1, &[2, 3, 4, 5], Access::Prompt);
+        assert_eq!(world.drain(0), None);
+        world.release(0);
+        world.state.check_integrity();
+        let entries = world.state.entries().iter();
+        let kept = entries.filter(|entry| entry.id.layer == 1 && entry.working > 0);
+        let kept: Vec<u32> = kept.map(|entry| entry.id.expert).collect();
+        (kept, world.state.held(Role::Working), reads(&world))
+    };
+    let (kept, held, n_reads) = after("scan-resistant");
+    assert_eq!((kept, held, n_reads), (vec![1, 3], 3 * GRANULES, n_reads));
+    assert_eq!(after("lru"), (vec![0, 1], held, n_reads));
+}
