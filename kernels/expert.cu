@@ -1,10 +1,12 @@
 // Granules of experts for few tokens. A *pair* is a (token, rank): pair = token·k + rank.
 //
 //   inner[pair, row] = activation(gate[row] · x[token], up[row] · x[token])       expert_gate_up
+//   x[pair, row]     = scale[expert] · x[pair, row] + bias[expert, row]           scale_pairs
 //   partial[pair]   (+)= down · inner[pair], granule by granule in index order    expert_down
 //   y[token]         += Σ_rank weights[token, rank] · partial[token, rank]        ordered_sum
 //
-// The last one can also begin y, and add the result to the residual stream.
+// The last one can also begin y, and add the result to the residual stream. scale_pairs is for
+// products of matmul.cu that have a factor; expert_gate_up has it in itself.
 //
 // Twins: src/backend/cpu/expert, to the bit. Between the first two, quantize.cu stores `inner`
 // in the form that down's format reads. Both use one snapshot of the slot table: granules that
@@ -79,6 +81,9 @@ struct GateUpParams {
     // [experts, n_ff] each, or null
     Address<const float> gate_bias;
     Address<const float> up_bias;
+    // [experts] each, or null: factors on the products, before biases are added
+    Address<const float> gate_scale;
+    Address<const float> up_scale;
     u32 activation;
     // GATE_AND_UP, GATE or UP.
     u32 products;
@@ -88,7 +93,7 @@ struct GateUpParams {
     float limit;
     u32 unused;
 };
-static_assert(sizeof(GateUpParams) == 104);
+static_assert(sizeof(GateUpParams) == 120);
 
 template <class F>
 __device__ __forceinline__ void gate_up(const GateUpParams& p) {
@@ -124,16 +129,20 @@ __device__ __forceinline__ void gate_up(const GateUpParams& p) {
         *to = 0.0f;
         return;
     }
-    u64 bias = (gate_bias || up_bias ? p.experts[pair] : 0) * static_cast<u64>(n_ff) + first + row;
+    Global<const float> gate_scale = p.gate_scale, up_scale = p.up_scale;
+    u32 expert = gate_bias || up_bias || up_scale ? p.experts[pair] : 0;
+    u64 bias = expert * static_cast<u64>(n_ff) + first + row;
     if (products == UP && has_gate(activation)) {
         gate = *to;
-    } else if (gate_bias) {
-        gate += gate_bias[bias];
+    } else {
+        if (gate_scale) gate *= gate_scale[expert];
+        if (gate_bias) gate += gate_bias[bias];
     }
     if (products == GATE) {
         *to = gate;
         return;
     }
+    if (up_scale) up *= up_scale[expert];
     if (up_bias) up += up_bias[bias];
     *to = activate(activation, p.limit, gate, up);
 }
@@ -200,6 +209,40 @@ __device__ __forceinline__ void down(const DownParams& p) {
 
 FOR_EACH_FORMAT(EXPERT)
 FOR_EACH_FLOAT(EXPERT)
+
+struct ScalePairsParams {
+    // Products of a granule's rows: [pairs, stride], of which the first `rows` columns.
+    Address<float> x;
+    // [items]: the granule of each, 0 if it was not multiplied
+    Address<const u64> granules;
+    // [items + 1]: the pairs of each
+    Address<const u32> starts;
+    // [items]
+    Address<const u32> experts;
+    // [experts]
+    Address<const float> scales;
+    // [experts, rows] or null
+    Address<const float> bias;
+    u32 rows;
+    u32 stride;
+};
+static_assert(sizeof(ScalePairsParams) == 56);
+
+// blockIdx.y is an item, whose pairs lie side by side.
+KERNEL(scale_pairs, THREADS, ScalePairsParams) {
+    u32 row = blockIdx.x * blockDim.x + threadIdx.x, item = blockIdx.y;
+    if (row >= p.rows || p.granules[item] == 0) return;
+    Global<float> x = p.x;
+    u32 expert = p.experts[item], end = p.starts[item + 1];
+    float scale = p.scales[expert];
+    bool is_biased = static_cast<bool>(p.bias);
+    float bias = is_biased ? p.bias[static_cast<u64>(expert) * p.rows + row] : 0.0f;
+    for (u32 pair = p.starts[item]; pair < end; pair++) {
+        u64 at = static_cast<u64>(pair) * p.stride + row;
+        float product = x[at] * scale;
+        x[at] = is_biased ? product + bias : product;
+    }
+}
 
 struct OrderedSumParams {
     // [tokens, k]: the pair of a token and rank, or NONE

@@ -84,6 +84,7 @@ __device__ __forceinline__ void keep_best_groups(Shared<float> values, Shared<fl
 // Weighs each chosen expert by its share in a softmax over those that are left and near it.
 __device__ __forceinline__ void mix_sparsely(Shared<float> logits, Shared<float> list, u32 n, u32 k,
                                              float jitter, Shared<u32> picked,
+                                             Global<const float> scales,
                                              Global<float> weights) {
     u32 lane = threadIdx.x;
     for (u32 rank = 0; rank < k; rank++) {
@@ -104,7 +105,7 @@ __device__ __forceinline__ void mix_sparsely(Shared<float> logits, Shared<float>
         }
         __syncwarp();
         softmax_by_warp(list, length);
-        if (lane == 0) weights[rank] = list[0];
+        if (lane == 0) weights[rank] = scales ? list[0] * scales[at] : static_cast<float>(list[0]);
         __syncwarp();
     }
 }
@@ -114,6 +115,8 @@ struct RouteParams {
     Address<float> probs;
     // [n] or null: added for the choice, not for the weights
     Address<const float> bias;
+    // [n] or null: factors on the weights of those that are chosen
+    Address<const float> scales;
     // [tokens, k], best first, ties to the lower id
     Address<u32> chosen;
     // [tokens, k]
@@ -130,13 +133,13 @@ struct RouteParams {
     float cap;
     u32 unused;
 };
-static_assert(sizeof(RouteParams) == 72);
+static_assert(sizeof(RouteParams) == 80);
 
 // Dynamic shared memory: 2n + n_groups floats and k ids.
 KERNEL(route, THREADS, RouteParams) {
     SHARED_DYNAMIC(float, row);
     u32 n = p.n, k = p.k, score = p.score, n_groups = p.n_groups;
-    Global<const float> bias = p.bias;
+    Global<const float> bias = p.bias, scales = p.scales;
     Shared<float> values = row + n, merits = values + n;
     Shared<u32> picked = as<u32>(merits + n_groups);
     u32 lane = threadIdx.x;
@@ -154,7 +157,7 @@ KERNEL(route, THREADS, RouteParams) {
     if (score == SPARSE_MIXER) {
         best_of(row, n, k, pick);
         __syncwarp();
-        mix_sparsely(row, values, n, k, p.jitter, picked, shares);
+        mix_sparsely(row, values, n, k, p.jitter, picked, scales, shares);
     }
     if (score == SIGMOID) {
         for (u32 i = lane; i < n; i += WARP) row[i] = sigmoid(row[i]);
@@ -178,5 +181,8 @@ KERNEL(route, THREADS, RouteParams) {
     for (u32 r = 0; r < k; r++) sum += row[picked[r]];
     // The sum of sigmoids can be 0.
     float factor = p.normalize ? p.scale / (sum + 1e-20f) : p.scale;
-    for (u32 r = 0; r < k; r++) shares[r] = row[picked[r]] * factor;
+    for (u32 r = 0; r < k; r++) {
+        float share = row[picked[r]] * factor;
+        shares[r] = scales ? share * scales[picked[r]] : share;
+    }
 }

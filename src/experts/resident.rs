@@ -26,6 +26,11 @@ impl Resident {
         Resident { file, layers, uses }
     }
 
+    /// The experts of a layer, if it has some.
+    pub fn layer(&self, layer: usize) -> Option<LayerExperts> {
+        self.layers[layer]
+    }
+
     /// A granule where it lies.
     pub fn granule(&self, layer: usize, expert: u32, index: usize) -> ReadyGranule<'_> {
         let layer = self.layers[layer].as_ref().expect("a layer with experts");

@@ -12,10 +12,23 @@ use std::f32::consts::FRAC_1_SQRT_2;
 /// Buffers of these inputs.
 #[derive(Default)]
 pub struct InputBuffers {
-    pub all: Floats, // [rows, n_layers, layer_input]
-    gate: Floats,    // [rows, layer_input]
-    inner: Floats,   // as `gate`
-    row: Vec<f32>,   // [n_layers, layer_input]
+    pub all: Floats,    // [rows, n_layers, layer_input]
+    gate: Floats,       // [rows, layer_input]
+    inner: Floats,      // as `gate`
+    row: Vec<f32>,      // [n_layers, layer_input]
+    by_layer: Vec<f32>, // [n_layers, rows, layer_input]
+}
+
+impl InputBuffers {
+    /// All inputs, [n_layers, rows, width].
+    pub fn by_layer(&mut self, n_layers: usize, width: usize) -> &[f32] {
+        self.by_layer.clear();
+        for l in 0..n_layers {
+            let rows = self.all.chunks_exact(n_layers * width);
+            rows.for_each(|row| self.by_layer.extend_from_slice(&row[l * width..][..width]));
+        }
+        &self.by_layer
+    }
 }
 
 impl CpuPass<'_, '_> {

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
-use crate::backend::ops::{Demand, ExpertForm, ExpertShape, NO_EXPERT, Route};
+use crate::backend::ops::{Demand, ExpertForm, ExpertShape, Route};
 use crate::cancel::Cancel;
 use crate::experts::peers::Remote;
 use crate::experts::{Access, Acquisition, ExpertStore, LayerPart, Resident, prefetch_pays};
@@ -84,10 +84,7 @@ impl CpuPass<'_, '_> {
             }
         }
         if let Some(scales) = &router.scales {
-            let chosen = route.weights.iter_mut().zip(&route.chosen);
-            chosen.filter(|(_, expert)| **expert != NO_EXPERT).for_each(|(weight, expert)| {
-                *weight *= scales[*expert as usize];
-            });
+            route.scale_weights(scales);
         }
         if let Some(capacity) = routing.capacity {
             // By definition it counts the tokens of one text.

@@ -20,6 +20,7 @@ pub(crate) mod streams;
 pub(crate) mod weights;
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ use descriptor::Descriptor;
 pub use hyper::HyperParams;
 use next_token::NextTokenHead;
 use rope::RopeFactors;
-use weights::{Gate, Layer, NextTokenWeights, Weights};
+use weights::{Gate, NextTokenWeights, Weights};
 
 /// A model file whose parts are understood, with no memory committed yet: what a plan needs.
 pub struct Bound {
@@ -119,7 +120,7 @@ impl Bound {
 
     /// As [`Model::has_kernels`].
     pub fn has_kernels(&self, layer: usize, n_ctx: usize) -> bool {
-        has_kernels(&self.hyper, &self.weights.layers[layer], n_ctx)
+        has_kernels(&self.hyper, &self.weights, layer, n_ctx)
     }
 
     /// Experts that a token uses in a layer.
@@ -263,7 +264,13 @@ impl Model {
     /// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`; the CPU
     /// computes one without.
     pub(crate) fn has_kernels(&self, layer: usize, n_ctx: usize) -> bool {
-        has_kernels(&self.hyper, &self.weights.layers[layer], n_ctx)
+        has_kernels(&self.hyper, &self.weights, layer, n_ctx)
+    }
+
+    /// Whether a device that takes these layers computes a layer: not without its keys.
+    pub(crate) fn is_on_device(&self, layer: usize, layers: &Range<usize>, n_ctx: usize) -> bool {
+        let has_keys = layers.contains(&self.hyper.keys_of(layer));
+        layers.contains(&layer) && has_keys && self.has_kernels(layer, n_ctx)
     }
 
     /// A layer's routed experts, where it has any.
@@ -290,8 +297,11 @@ impl Model {
     }
 }
 
-/// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`.
-fn has_kernels(hyper: &HyperParams, layer: &Layer, n_ctx: usize) -> bool {
+/// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`, and of the layers
+/// with which it shares keys and values.
+fn has_kernels(hyper: &HyperParams, weights: &Weights, layer: usize, n_ctx: usize) -> bool {
     let chooses = hyper.indexer.as_ref().is_some_and(|indexer| indexer.chooses(n_ctx));
-    layer.has_kernels(chooses) && !hyper.sees_all
+    let keys = hyper.keys_of(layer);
+    let mut alike = (0..hyper.n_layers).filter(|other| hyper.keys_of(*other) == keys);
+    alike.all(|l| weights.layers[l].has_kernels(chooses)) && !hyper.sees_all
 }

@@ -2,7 +2,7 @@
 
 use super::Bound;
 use super::granules;
-use super::weights::Mixer;
+use super::weights::{AttentionWeights, Mixer};
 use crate::experts::LayerExperts;
 
 /// The part of the model that a tensor belongs to.
@@ -41,6 +41,10 @@ impl Bound {
     /// Bytes that a layer's weights have beside the file's.
     pub fn unpacked_bytes(&self, layer: usize) -> u64 {
         match &self.weights.layers[layer].mixer {
+            // Values are normalised without weights.
+            Mixer::Attention(AttentionWeights { v_norm: Some(norm), .. }) => {
+                4 * norm.len().next_multiple_of(64) as u64
+            }
             Mixer::Latent(latent) => latent.k_b.all.own_bytes() as u64,
             // Its decays begin at a multiple of 256 bytes on a device.
             Mixer::Lightning(w) => 4 * w.log_decay.len().next_multiple_of(64) as u64,

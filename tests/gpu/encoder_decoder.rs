@@ -5,19 +5,17 @@
 //! the bit, and within a bound for the model that has those. Other caches send the encoder's
 //! attention, and that of what the decoder is given at once, to tensor cores.
 
-use crate::support::choice;
+use crate::support::{choice, gpu_options};
 use common::{convert_golden, golden_options, load, read_ids};
 use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
-use moeba::engine::plan::vram::{CpuMoe, DevicePlan};
+use moeba::engine::plan::vram::CpuMoe;
 use moeba::engine::{
     CacheType, DeviceChoice, Engine, EngineOptions, Experts, MemoryPlan, Session, TestHooks,
 };
-use moeba::forward::gpu::GpuOptions;
 use moeba::gguf::{Gguf, Override};
 use moeba::model::Bound;
-use moeba::policy::Profile;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -285,29 +283,12 @@ fn no_more_is_taken_than_planned() {
             let gpu = Emulated::devices(&Config::default()).remove(0);
             let before = gpu.memory().unwrap().free_bytes;
             let mut model = Bound::new(Gguf::open_with(&path, &[]).unwrap()).unwrap().in_place();
-            let loaded = model.onto(&[gpu.clone()], &gpu_options(&part.plan)).unwrap();
+            let loaded = model.onto(&[gpu.clone()], &gpu_options(&part.plan, 80)).unwrap();
             let _cache = loaded.new_cache(&model, 80, [CacheType::F32; 2]).unwrap();
             let taken = (before - gpu.memory().unwrap().free_bytes) as u64;
             let planned = part.plan.planned_bytes(0);
             let what = format!("{name} -ngl {n}: {taken} bytes of {planned}");
             assert!(taken <= planned && taken > planned / 10 * 9, "{what}");
         }
-    }
-}
-
-fn gpu_options(plan: &DevicePlan) -> GpuOptions {
-    let options = on_device(0, "");
-    GpuOptions {
-        layers: plan.gpu_layers.clone(),
-        head: plan.head_on_device,
-        experts: plan.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
-        expert_budgets: vec![plan.expert_budget_bytes()],
-        policy: options.policy,
-        profile: Profile::default(),
-        lockstep: false,
-        n_ubatch: 80,
-        n_ctx: 80,
-        is_exact: false,
-        cpu_share: None,
     }
 }

@@ -5,12 +5,15 @@
 //! logits are compared within a bound there and to the bit everywhere else; and to the bit across
 //! budgets, CPU shares, splits of the layers and stream orders.
 
-use crate::support::choice;
+use crate::support::{choice, gpu_options};
 use common::{POLICIES, convert_golden, golden_options, load};
+use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
 use moeba::engine::plan::vram::CpuMoe;
 use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, TestHooks, Want};
+use moeba::gguf::Gguf;
+use moeba::model::Bound;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -145,20 +148,79 @@ agree! {
     short_convolutions: 0.0, ["lfm2moe"];
     scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01", "jamba"];
     kda: 0.0, ["kimi-linear", "bailingmoe3"];
-    layers_without_kernels: 0.0, ["gemma4", "glm-dsa"];
+    norms_around_branches: 0.0, ["gemma4", "gemma4_hf"];
+    keys_of_others_and_inputs_of_layers: 0.0, ["gemma4_dense_hf", "gemma4_shared_hf"];
+    layers_without_kernels: 0.0, ["glm-dsa"];
     streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }
 
-/// No layer of these is left to the CPU.
+/// Models of which no layer is left to the CPU.
+const WITHOUT_CPU: [&str; 11] = [
+    "lfm2moe",
+    "kimi-linear",
+    "bailingmoe3",
+    "granitehybrid",
+    "nemotron_h_moe",
+    "minimax-01",
+    "jamba",
+    "gemma4",
+    "gemma4_hf",
+    "gemma4_dense_hf",
+    "gemma4_shared_hf",
+];
+
 #[test]
-fn recurrent_layers_have_kernels() {
+fn all_layers_have_kernels() {
     let dir = tempfile::tempdir().unwrap();
-    let of_scans = ["granitehybrid", "nemotron_h_moe", "minimax-01", "jamba"];
-    for name in ["lfm2moe", "kimi-linear", "bailingmoe3"].into_iter().chain(of_scans) {
+    for name in WITHOUT_CPU {
         let path = convert_golden(name, "q8_0", dir.path());
         let plan = load(&path, &on_device(0, "")).plan().device.clone().unwrap().plan;
         assert_eq!((plan.n_cpu_only, plan.gpu_layers.start), (0, 0), "{name}");
+    }
+}
+
+/// A layer whose keys are another's stays where that one is.
+#[test]
+fn keys_are_shared_on_one_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden("gemma4_shared_hf", "q8_0", dir.path());
+    if !is_there(&path) {
+        return;
+    }
+    let cpu = load(&path, &EngineOptions { n_ctx: Some(32), ..golden_options() });
+    let expected = bits(&answer(&cpu));
+    // Layers 3 and 4 see the keys of 2 and 1.
+    for (n, n_cpu_only) in [(2, 1), (3, 2), (4, 1), (5, 0), (6, 0)] {
+        let options = EngineOptions { gpu_layers: Some(n), ..on_device(n as u64, "") };
+        let engine = load(&path, &options);
+        let plan = &engine.plan().device.as_ref().unwrap().plan;
+        assert_eq!((plan.gpu_layers.start, plan.n_cpu_only), (6 - n, n_cpu_only), "-ngl {n}");
+        assert!(bits(&answer(&engine)) == expected, "-ngl {n}");
+    }
+}
+
+/// No more is taken than planned, and not much less.
+#[test]
+fn devices_take_what_is_planned() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in WITHOUT_CPU {
+        let path = convert_golden(name, "q8_0", dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let options = on_device(0, "100%");
+        let plan = Engine::plan_of(&path, &options).unwrap().device.unwrap().plan;
+        let gpu = Emulated::devices(&Config::default()).remove(0);
+        let before = gpu.memory().unwrap().free_bytes;
+        let mut model = Bound::new(Gguf::open_with(&path, &[]).unwrap()).unwrap().in_place();
+        let loaded = model.onto(&[gpu.clone()], &gpu_options(&plan, 32)).unwrap();
+        let _cache = loaded.new_cache(&model, 32, [CacheType::F32; 2]).unwrap();
+        let taken = (before - gpu.memory().unwrap().free_bytes) as u64;
+        let planned = plan.planned_bytes(0);
+        let what = format!("{name}: {taken} bytes of {planned}");
+        eprintln!("{what}");
+        assert!(taken <= planned && taken > planned / 10 * 9, "{what}");
     }
 }
 
@@ -313,4 +375,10 @@ fn nor_do_they_over_the_cache_that_is_the_default() {
 #[test]
 fn latent_attention_and_groups_do_not_depend_on_them_either() {
     same_bits("deepseek_v3", "q8_0", CacheType::F32);
+}
+
+#[test]
+fn nor_do_layers_with_inputs_of_their_own() {
+    same_bits("gemma4_hf", "q8_0", CacheType::F32);
+    same_bits("gemma4_shared_hf", "q8_0", CacheType::F32);
 }

@@ -4,8 +4,11 @@
 use moeba::backend::cuda;
 use moeba::backend::gpu::emulated::Config;
 use moeba::backend::gpu::{Device, DeviceBuffer, Emulated, Stream};
-use moeba::engine::DeviceChoice;
 use moeba::engine::device::Gpus;
+use moeba::engine::plan::vram::DevicePlan;
+use moeba::engine::{DeviceChoice, EngineOptions};
+use moeba::forward::gpu::GpuOptions;
+use moeba::policy::Profile;
 
 fn is_real() -> bool {
     match std::env::var("MOEBA_TEST_DEVICE") {
@@ -77,5 +80,22 @@ impl Bench {
 
     pub fn down_f32(&self, buffer: &DeviceBuffer) -> Vec<f32> {
         self.down(buffer).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+}
+
+/// What `plan` puts on devices, for texts of `n_ctx` tokens that are computed at once.
+pub fn gpu_options(plan: &DevicePlan, n_ctx: usize) -> GpuOptions {
+    GpuOptions {
+        layers: plan.gpu_layers.clone(),
+        head: plan.head_on_device,
+        experts: plan.experts_on_cpu.iter().map(|on_cpu| !on_cpu).collect(),
+        expert_budgets: vec![plan.expert_budget_bytes()],
+        policy: EngineOptions::default().policy,
+        profile: Profile::default(),
+        lockstep: false,
+        n_ubatch: n_ctx,
+        n_ctx,
+        is_exact: false,
+        cpu_share: None,
     }
 }

@@ -4,8 +4,10 @@
 
 use common::edits::{File, Tensor};
 use common::{convert_golden, golden_options, load};
-use moeba::engine::EngineOptions;
+use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::RamBudget;
+use moeba::engine::{DeviceChoice, EngineOptions, Want};
+use moeba::gguf::TensorType;
 use moeba::model::descriptor::Descriptor;
 use std::path::Path;
 
@@ -38,7 +40,8 @@ fn scaled(file: &File) -> Vec<String> {
     names.filter_map(|name| Some(name.strip_suffix(".scale")?.to_owned())).collect()
 }
 
-/// Gives every matrix that may have factors some, and undoes them in its weights. Answers how many.
+/// Gives every matrix that may have factors some, and undoes them in its weights if they are f32.
+/// Answers how many.
 fn scale_all(file: &mut File) -> usize {
     let (patterns, mut added) = (scaled(file), Vec::new());
     for tensor in &mut file.tensors {
@@ -51,12 +54,15 @@ fn scale_all(file: &mut File) -> usize {
             continue;
         }
         let n = tensor.dims.get(2).copied().unwrap_or(1) as usize;
-        let (factors, mut values) = (factors(n), tensor.f32s());
-        let size = values.len() / n;
-        for (matrix, factor) in values.chunks_exact_mut(size).zip(&factors) {
-            matrix.iter_mut().for_each(|w| *w /= factor);
+        let factors = factors(n);
+        if tensor.ty == TensorType::F32 {
+            let mut values = tensor.f32s();
+            let size = values.len() / n;
+            for (matrix, factor) in values.chunks_exact_mut(size).zip(&factors) {
+                matrix.iter_mut().for_each(|w| *w /= factor);
+            }
+            *tensor = Tensor::of(&tensor.name, &tensor.dims, &values);
         }
-        *tensor = Tensor::of(&tensor.name, &tensor.dims, &values);
         let name = tensor.name.replace(".weight", ".scale");
         added.push(Tensor::of(&name, &[n as u64], &factors));
     }
@@ -69,8 +75,32 @@ fn bits(path: &Path, options: &EngineOptions) -> Vec<u32> {
     let mut session = load(path, options).new_session().unwrap();
     let tokens: Vec<u32> = (0..14).map(|i| 3 + i * 37 % 90).collect();
     let mut bits = Vec::new();
-    session.eval_all(&tokens, &mut |_, l| bits.extend(l.iter().map(|l| l.to_bits()))).unwrap();
+    let (prompt, decoded) = tokens.split_at(11);
+    session.eval_all(prompt, &mut |_, l| bits.extend(l.iter().map(|l| l.to_bits()))).unwrap();
+    for token in decoded {
+        let logits = session.eval(&[*token], Want::Last).unwrap();
+        bits.extend(logits.all().iter().map(|l| l.to_bits()));
+    }
     bits
+}
+
+/// Of 8 bits, prompts are grouped by expert; factors stay, as the device has the CPU's bits anyway.
+#[test]
+fn devices_multiply_by_factors_too() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in MODELS.into_iter().chain(["gemma4"]) {
+        let mut file = File::read(&convert_golden(name, "q8_0", dir.path()));
+        scale_all(&mut file);
+        let path = dir.path().join("scaled.gguf");
+        file.write(&path);
+        let base = || EngineOptions { n_ctx: Some(32), ..golden_options() };
+        let expected = bits(&path, &base());
+        for vram in ["100%", "60%"] {
+            let device = DeviceChoice::Emulated(Config::default());
+            let vram = vram.parse().unwrap();
+            assert!(bits(&path, &EngineOptions { device, vram, ..base() }) == expected, "{name}");
+        }
+    }
 }
 
 #[test]

@@ -448,6 +448,7 @@ const GPU_PASS: &[&str] = &[
     "graphs",
     "attention",
     "cross_attention",
+    "layer_inputs",
     "mla",
     "gated_delta",
     "kda",

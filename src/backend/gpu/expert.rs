@@ -14,7 +14,7 @@ use crate::simd::act_kind;
 use std::ops::Range;
 
 kernel_params! {
-    pub struct GateUpParams[104] {
+    pub struct GateUpParams[120] {
         granules: DevicePtr,
         n_granules: u32,
         granule_rows: u32,
@@ -28,6 +28,8 @@ kernel_params! {
         experts: DevicePtr,
         gate_bias: DevicePtr,
         up_bias: DevicePtr,
+        gate_scale: DevicePtr,
+        up_scale: DevicePtr,
         activation: u32,
         products: u32,
         inner: DevicePtr,
@@ -50,6 +52,19 @@ kernel_params! {
         partial: DevicePtr,
         lanes: u32,
         unused: u32,
+    }
+}
+
+kernel_params! {
+    pub struct ScalePairsParams[56] {
+        x: DevicePtr,
+        granules: DevicePtr,
+        starts: DevicePtr,
+        experts: DevicePtr,
+        scales: DevicePtr,
+        bias: DevicePtr,
+        rows: u32,
+        stride: u32,
     }
 }
 
@@ -80,6 +95,7 @@ enum GateUp {
 pub struct Experts {
     gate_up: TypeKernels<GateUpParams>,
     down: TypeKernels<DownParams>,
+    scale_pairs: Kernel<ScalePairsParams>,
     ordered_sum: Kernel<OrderedSumParams>,
     /// The most pairs of a launch: `GRID_MAX`, or fewer in tests.
     pub pairs_a_launch: usize,
@@ -173,12 +189,48 @@ pub struct DeviceBiases<'a> {
     pub down: DeviceSlice<'a>,
 }
 
+/// Factors on the device: f32 [experts] each, of gate (none if there is no gate) and up.
+#[derive(Clone, Copy)]
+pub struct DeviceScales<'a> {
+    pub gate: Option<DeviceSlice<'a>>,
+    pub up: DeviceSlice<'a>,
+}
+
+/// As `ops::ExpertForm`, but for what an `ExpertShape` says.
+#[derive(Clone, Copy, Default)]
+pub struct DeviceForm<'a> {
+    pub biases: Option<DeviceBiases<'a>>,
+    pub scales: Option<DeviceScales<'a>>,
+}
+
+/// Products of a granule's rows of gate or of up, whose pairs are grouped by expert.
+#[derive(Clone, Copy)]
+pub struct Scaled<'a> {
+    /// f32 [pairs, stride], from the granule's first row on
+    pub x: DeviceSlice<'a>,
+    pub stride: usize,
+    /// The granule's.
+    pub rows: usize,
+    pub n_items: usize,
+    pub n_pairs: usize,
+    /// u64 [items]: 0 where the granule was not multiplied
+    pub granules: DeviceSlice<'a>,
+    /// u32 [items + 1] and [items]
+    pub starts: DeviceSlice<'a>,
+    pub experts: DeviceSlice<'a>,
+    /// f32 [experts]
+    pub scales: DeviceSlice<'a>,
+    /// f32 [experts, rows]
+    pub bias: Option<DeviceSlice<'a>>,
+}
+
 impl Experts {
     /// For matrices of these types.
     pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Experts> {
         Ok(Experts {
             gate_up: TypeKernels::load(gpu, "expert_gate_up", types)?,
             down: TypeKernels::load(gpu, "expert_down", types)?,
+            scale_pairs: Kernel::find(gpu, "scale_pairs")?,
             ordered_sum: Kernel::find(gpu, "ordered_sum")?,
             pairs_a_launch: GRID_MAX,
         })
@@ -192,13 +244,13 @@ impl Experts {
     ///
     /// # Safety
     /// When the launch runs, `chosen.granules` holds 0 or addresses of granules of this shape, on
-    /// multiples of 16 bytes, and with biases `chosen.experts` are among theirs.
+    /// multiples of 16 bytes, and with biases or factors `chosen.experts` are among theirs.
     pub unsafe fn gate_up<'a>(
         &self,
         stream: &Stream,
         shape: &ExpertShape,
         chosen: Chosen,
-        biases: Option<DeviceBiases>,
+        form: DeviceForm,
         x: impl Fn(TensorType) -> DeviceActs<'a>,
         inner: DeviceSlice,
     ) -> Result<()> {
@@ -219,7 +271,7 @@ impl Experts {
                     x: x.token_range(tokens).records.into(),
                     products: products as u32,
                     inner: rows(inner, shape.n_ff, &pairs).into(),
-                    ..gate_up_params(shape, chosen.range(&pairs, shape), biases)
+                    ..gate_up_params(shape, chosen.range(&pairs, shape), form)
                 };
                 let blocks = [tiles, params.n_granules, u32_of(pairs.len())];
                 let grid = Grid::new(blocks, THREADS);
@@ -297,6 +349,39 @@ impl Experts {
         Ok(())
     }
 
+    /// `x = scale · x + bias` of each pair whose granule was multiplied.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other.
+    ///
+    /// # Safety
+    /// When the launch runs, `starts` ascends to `n_pairs` and `experts` have scales, and biases if
+    /// there are some.
+    pub unsafe fn scale_pairs(&self, stream: &Stream, scaled: Scaled) -> Result<()> {
+        let Scaled { x, stride, rows, n_items, n_pairs, .. } = scaled;
+        if n_items == 0 || n_pairs == 0 || rows == 0 {
+            return Ok(());
+        }
+        assert!(rows <= stride && x.holds::<f32>((n_pairs - 1) * stride + rows));
+        assert!(scaled.granules.holds::<u64>(n_items) && scaled.experts.holds::<u32>(n_items));
+        assert!(scaled.starts.holds::<u32>(n_items + 1));
+        let n_experts = scaled.scales.count::<f32>();
+        assert!(scaled.bias.is_none_or(|bias| bias.holds::<f32>(n_experts * rows)));
+        let params = ScalePairsParams {
+            x: x.into(),
+            granules: scaled.granules.into(),
+            starts: scaled.starts.into(),
+            experts: scaled.experts.into(),
+            scales: scaled.scales.into(),
+            bias: scaled.bias.into(),
+            rows: u32_of(rows),
+            stride: u32_of(stride),
+        };
+        let blocks = [params.rows.div_ceil(THREADS), u32_of(n_items), 1];
+        // SAFETY: sizes are asserted; the tables' content is the caller's promise.
+        unsafe { stream.launch(self.scale_pairs, Grid::new(blocks, THREADS), &params) }
+    }
+
     /// `y[t] += Σ_rank weights[t, rank] · partial[pair]`, in rank order, or `y[t] =` this, or
     /// `x[t] += factor · y[t]` of it.
     ///
@@ -347,7 +432,7 @@ fn rows<'a>(data: DeviceSlice<'a>, n: usize, pairs: &Range<usize>) -> DeviceSlic
 fn gate_up_params(
     shape: &ExpertShape,
     chosen: Chosen,
-    biases: Option<DeviceBiases>,
+    DeviceForm { biases, scales }: DeviceForm,
 ) -> GateUpParams {
     GateUpParams {
         granules: chosen.granules.into(),
@@ -361,6 +446,8 @@ fn gate_up_params(
         experts: chosen.experts.into(),
         gate_bias: biases.and_then(|b| b.gate).into(),
         up_bias: biases.map(|b| b.up).into(),
+        gate_scale: scales.and_then(|s| s.gate).into(),
+        up_scale: scales.map(|s| s.up).into(),
         activation: activation_code(shape.activation),
         limit: shape.limit,
         ..Default::default()

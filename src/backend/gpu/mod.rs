@@ -63,6 +63,7 @@ pub const LAYOUTS: &[&Layout] = &[
     expert::GateUpParams::LAYOUT,
     expert::DownParams::LAYOUT,
     expert::OrderedSumParams::LAYOUT,
+    expert::ScalePairsParams::LAYOUT,
     heads::HeadProductsParams::LAYOUT,
     matmul::MatmulParams::LAYOUT,
     matvec::MatvecParams::LAYOUT,

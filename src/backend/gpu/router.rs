@@ -8,9 +8,10 @@ use crate::backend::ops::{Choice, Score};
 const EXPERTS_MAX: usize = 1024;
 
 kernel_params! {
-    pub struct RouteParams[72] {
+    pub struct RouteParams[80] {
         probs: DevicePtr,
         bias: DevicePtr,
+        scales: DevicePtr,
         chosen: DevicePtr,
         weights: DevicePtr,
         n: u32,
@@ -41,13 +42,21 @@ pub struct DeviceRoute<'a> {
     pub weights: DeviceSlice<'a>,
 }
 
+/// What a router has for each expert: f32 [n_experts].
+#[derive(Clone, Copy, Default)]
+pub struct RouteVectors<'a> {
+    /// Added to the probabilities to choose by.
+    pub bias: Option<DeviceSlice<'a>>,
+    /// Factors on the chosen experts' weights.
+    pub scales: Option<DeviceSlice<'a>>,
+}
+
 impl Router {
     pub fn load(gpu: &Device) -> Result<Router> {
         Ok(Router(Kernel::find(gpu, "route")?))
     }
 
-    /// Turns logits into probabilities, the `k` best experts and their weights. `bias` is f32
-    /// [n_experts].
+    /// Turns logits into probabilities, the `k` best experts and their weights.
     ///
     /// # Panics
     /// If sizes do not fit each other.
@@ -56,7 +65,7 @@ impl Router {
         stream: &Stream,
         route: DeviceRoute,
         choice: &Choice,
-        bias: Option<DeviceSlice>,
+        RouteVectors { bias, scales }: RouteVectors,
     ) -> Result<()> {
         let (n, k, groups) = (route.n_experts, route.k, choice.n_groups);
         assert!(k <= n && n <= EXPERTS_MAX, "{k} of {n} experts");
@@ -65,7 +74,8 @@ impl Router {
         assert_eq!(route.probs.count::<f32>(), tokens * n);
         assert_eq!(route.chosen.count::<u32>(), tokens * k);
         assert_eq!(route.weights.count::<f32>(), tokens * k);
-        assert!(bias.is_none_or(|bias| bias.count::<f32>() == n), "a bias an expert");
+        let is_whole = |v: Option<DeviceSlice>| v.is_none_or(|v| v.count::<f32>() == n);
+        assert!(is_whole(bias) && is_whole(scales), "a bias and a factor an expert");
         if tokens == 0 || k == 0 {
             return Ok(());
         }
@@ -78,6 +88,7 @@ impl Router {
         let params = RouteParams {
             probs: route.probs.into(),
             bias: bias.into(),
+            scales: scales.into(),
             chosen: route.chosen.into(),
             weights: route.weights.into(),
             n: u32_of(n),

@@ -153,6 +153,16 @@ pub struct Demand {
     slot_of: Vec<u32>,
 }
 
+impl Route {
+    /// Multiplies the weights of chosen experts by their factors.
+    pub fn scale_weights(&mut self, scales: &[f32]) {
+        let chosen = self.weights.iter_mut().zip(&self.chosen);
+        chosen.filter(|(_, expert)| **expert != NO_EXPERT).for_each(|(weight, expert)| {
+            *weight *= scales[*expert as usize];
+        });
+    }
+}
+
 impl Demand {
     /// Groups `chosen` [tokens, k], ids below `n_experts` or `NO_EXPERT`.
     pub fn group(&mut self, chosen: &[u32], k: usize, n_experts: usize) {

@@ -5,7 +5,7 @@ use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::router::{DeviceRoute, Router};
+use crate::backend::gpu::router::{DeviceRoute, RouteVectors, Router};
 use crate::backend::ops::{Choice, Route, Score};
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
@@ -38,7 +38,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 // Ties, which go to the lower id.
                 logits[n - 1] = logits[0];
                 logits[n / 2] = logits[n / 2 - 1];
-                let bias = random.floats(n);
+                let (bias, scales) = (random.floats(n), random.floats(n));
                 let plain = Choice {
                     score,
                     cap: 0.0,
@@ -52,8 +52,10 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 let capped = Choice { cap: 0.7, ..plain };
                 for choice in [plain, scaled, capped] {
                     for bias in [None, Some(&bias[..])] {
-                        let case = Case { logits: &logits, n, k, choice, bias };
-                        compare(bench, &router, row, &case)?;
+                        for scales in [None, Some(&scales[..])] {
+                            let case = Case { logits: &logits, n, k, choice, bias, scales };
+                            compare(bench, &router, row, &case)?;
+                        }
                     }
                 }
             }
@@ -84,7 +86,8 @@ fn compare_hard(bench: &Bench, router: &Router, row: &mut Row, score: Score) -> 
             n_groups_used: 1,
             jitter: 0.2,
         };
-        compare(bench, router, row, &Case { logits: &logits, n: N, k: 6, choice, bias: None })?;
+        let case = Case { logits: &logits, n: N, k: 6, choice, bias: None, scales: None };
+        compare(bench, router, row, &case)?;
     }
     Ok(())
 }
@@ -96,17 +99,20 @@ struct Case<'a> {
     k: usize,
     choice: Choice,
     bias: Option<&'a [f32]>,
+    scales: Option<&'a [f32]>,
 }
 
 fn compare(bench: &Bench, router: &Router, row: &mut Row, case: &Case) -> Result<()> {
-    let Case { logits, n, k, choice, bias } = *case;
+    let Case { logits, n, k, choice, bias, scales } = *case;
     let tokens = logits.len() / n;
     let mut route = Route::default();
     (route.k, route.n_experts, route.probs) = (k, n, logits.to_vec());
     bench.cpu.route(&mut route, &choice, bias);
+    scales.into_iter().for_each(|scales| route.scale_weights(scales));
     let probs = bench.up_f32(logits)?;
     let (chosen, weights) = (bench.empty(4 * tokens * k)?, bench.empty(4 * tokens * k)?);
-    let bias = bias.map(|bias| bench.up_f32(bias)).transpose()?;
+    let up = |v: Option<&[f32]>| v.map(|v| bench.up_f32(v)).transpose();
+    let (bias, scales) = (up(bias)?, up(scales)?);
     let device_route = DeviceRoute {
         k,
         n_experts: n,
@@ -114,8 +120,8 @@ fn compare(bench: &Bench, router: &Router, row: &mut Row, case: &Case) -> Result
         chosen: chosen.all(),
         weights: weights.all(),
     };
-    let bias = bias.as_ref().map(DeviceBuffer::all);
-    router.route(&bench.stream, device_route, &choice, bias)?;
+    let [bias, scales] = [&bias, &scales].map(|v| v.as_ref().map(DeviceBuffer::all));
+    router.route(&bench.stream, device_route, &choice, RouteVectors { bias, scales })?;
     let shape = format!("{tokens}×{k} of {n}");
     row.words(format!("{shape}: ids"), &bench.down_u32(&chosen)?, &route.chosen);
     row.bits(format!("{shape}: probabilities"), &bench.down_f32(&probs)?, &route.probs);

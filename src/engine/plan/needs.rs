@@ -27,6 +27,7 @@ impl DeviceNeeds {
         };
         let layer = |l: usize| LayerBytes {
             is_cpu_only: !model.has_kernels(l, n_ctx),
+            keys_of: Some(model.hyper().keys_of(l)).filter(|other| *other != l),
             dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l) + padding(model, l),
             kv_bytes: kv_bytes(model, options, l, n_ctx) * options.n_sessions.max(1) as u64,
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),

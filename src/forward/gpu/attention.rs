@@ -21,38 +21,45 @@ impl<'a> GpuPass<'a> {
         let (heads, heads_kv) = (n * w.n_head, n * w.n_head_kv);
         // q, k, v
         let own_gate = w.gate.as_ref().map(|(gate, _)| gate);
-        let inputs = [&w.q, &w.k, &w.v].into_iter().chain(own_gate);
+        let is_own = w.shared_with.is_none();
+        let own = [&w.k, &w.v].into_iter().filter(|_| is_own);
+        let inputs = [&w.q].into_iter().chain(own).chain(own_gate);
         let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
-        let q = self.words(&m.q, heads * hyper.head_dim);
-        let k = self.words(&m.k, heads_kv * hyper.head_dim);
-        let v = self.words(&m.v, heads_kv * hyper.head_dim_v);
+        let q = self.words(&m.q, heads * w.head_dim);
+        let k = self.words(&m.k, heads_kv * w.head_dim);
+        let v = self.words(&m.v, heads_kv * w.head_dim_v);
         if w.gated {
             self.split_gates(w, &acts, q)?;
         } else {
             self.linear(&w.q, &acts, q)?;
         }
-        self.linear(&w.k, &acts, k)?;
-        self.linear(&w.v, &acts, v)?;
-        let rows = own_gate.map_or(w.n_head * hyper.head_dim_v, |linear| linear.weight.rows);
+        if is_own {
+            self.linear(&w.k, &acts, k)?;
+            self.linear(&w.v, &acts, v)?;
+        }
+        let rows = own_gate.map_or(w.n_head * w.head_dim_v, |linear| linear.weight.rows);
         let gate = self.words(&m.gate, n * rows);
         if let Some(linear) = own_gate {
             self.linear(linear, &acts, gate)?;
         }
-        self.limit([q, k, v])?;
+        self.limit(&[q, k, v][..if is_own { 3 } else { 1 }])?;
         // QK-norm, RoPE
         let norm_after_rope = self.model.descriptor.parts.norm_after_rope;
         let norm = || {
             self.norm_heads(&w.q_norm, q)?;
-            self.norm_heads(&w.k_norm, k)
+            self.norm_heads(&w.k_norm, k)?;
+            self.norm_heads(&w.v_norm, v)
         };
         if !norm_after_rope {
             norm()?;
         }
         if self.role == Role::Only && w.rotates {
-            let shape = self.model.rope_shape(hyper.head_dim, hyper.rope_offset);
+            let shape = self.model.rope_shape(w.head_dim, hyper.rope_offset);
             let table = self.rope_table(w.slides);
             self.rope(q, shape, table)?;
-            self.rope(k, shape, table)?;
+            if is_own {
+                self.rope(k, shape, table)?;
+            }
         }
         if norm_after_rope {
             norm()?;
@@ -61,23 +68,8 @@ impl<'a> GpuPass<'a> {
             self.temper(q)?;
         }
         // cache, attention: each text over its own cache
-        let attended = self.words(&m.attended, heads * hyper.head_dim_v);
-        let sinks = w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks));
-        for segment in self.segments() {
-            let (keys, values) = self.own_rows(l, &segment);
-            self.store(&segment, k, keys)?;
-            self.store(&segment, v, values)?;
-            let view = DeviceAttention {
-                window: w.window,
-                chunk: w.chunk,
-                cap: hyper.attention_cap,
-                sinks,
-                n_head: w.n_head,
-                n_head_kv: w.n_head_kv,
-                ..self.view(&segment)
-            };
-            self.attend(&segment, &view, q, [keys, values], attended)?;
-        }
+        let attended = self.words(&m.attended, heads * w.head_dim_v);
+        self.attend_own(l, w, [q, k, v], attended)?;
         self.gate_values(w, attended, gate)?;
         self.attention_output(&w.output)?;
         match hyper.attention_output_scale {
@@ -86,11 +78,41 @@ impl<'a> GpuPass<'a> {
         }
     }
 
+    /// Stores each text's keys and values, and attends to its cache, or to that of the layer whose
+    /// keys these are.
+    fn attend_own(
+        &self,
+        l: usize,
+        w: &GpuAttention,
+        [q, k, v]: [DeviceSlice<'a>; 3],
+        attended: DeviceSlice<'a>,
+    ) -> Result<()> {
+        let sinks = w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks));
+        for segment in self.segments() {
+            let (keys, values) = self.own_rows(w.shared_with.unwrap_or(l), &segment);
+            if w.shared_with.is_none() {
+                self.store(&segment, k, keys)?;
+                self.store(&segment, v, values)?;
+            }
+            let view = DeviceAttention {
+                window: w.window,
+                chunk: w.chunk,
+                cap: self.hyper().attention_cap,
+                sinks,
+                n_head: w.n_head,
+                n_head_kv: w.n_head_kv,
+                ..self.view(&segment)
+            };
+            self.attend(&segment, &view, q, [keys, values], attended)?;
+        }
+        Ok(())
+    }
+
     /// Limits queries, keys and values, if the model has a limit.
-    fn limit(&self, [q, k, v]: [DeviceSlice; 3]) -> Result<()> {
+    fn limit(&self, all: &[DeviceSlice]) -> Result<()> {
         let Some(limit) = self.hyper().qkv_limit else { return Ok(()) };
         let rows = &self.dev.ops.rows;
-        [q, k, v].into_iter().try_for_each(|x| rows.clamp(self.stream(), x, limit))
+        all.iter().try_for_each(|x| rows.clamp(self.stream(), *x, limit))
     }
 
     /// attended *= function(gate), of which there is a number an element or a head.
@@ -111,8 +133,8 @@ impl<'a> GpuPass<'a> {
 
     /// The product of q, whose heads are [q, gate] → q and gate
     fn split_gates(&self, w: &GpuAttention, acts: &GpuActs, q: DeviceSlice) -> Result<()> {
-        let (hyper, m, rows) = (self.hyper(), &self.layout().mixer, &self.dev.ops.rows);
-        let (dim, heads) = (hyper.head_dim, self.n() * w.n_head);
+        let (m, rows) = (&self.layout().mixer, &self.dev.ops.rows);
+        let (dim, heads) = (w.head_dim, self.n() * w.n_head);
         let raw = self.words(&m.raw, 2 * heads * dim);
         self.linear(&w.q, acts, raw)?;
         let gate = self.words(&m.gate, heads * dim);

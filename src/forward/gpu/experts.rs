@@ -3,14 +3,16 @@
 
 use crate::Result;
 use crate::backend::gpu::acts::DeviceActs;
-use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape as DeviceShape};
+use crate::backend::gpu::expert::{
+    Chosen, DeviceBiases, DeviceForm, DeviceScales, ExpertShape as DeviceShape, Scaled,
+};
 use crate::backend::gpu::matmul::Groups;
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::backend::ops::{ExpertForm, ExpertShape};
 use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::{GpuActs, RowShape, is_at};
-use crate::forward::gpu::layers::GpuBiases;
+use crate::forward::gpu::layers::GpuForm;
 use crate::forward::gpu::ops::Ops;
 use crate::forward::gpu::weights::GpuWeights;
 use crate::forward::gpu::workspace::{ExpertLayout, Workspace};
@@ -42,27 +44,48 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
     }
 }
 
-/// The biases of a layer's experts.
-pub struct Biases<'a> {
-    all: DeviceBiases<'a>,
+/// What a layer's experts have beside their matrices.
+#[derive(Clone, Copy)]
+pub struct Form<'a> {
+    all: DeviceForm<'a>,
     weights: &'a GpuWeights,
-    granules: &'a GpuBiases,
+    form: &'a GpuForm,
 }
 
-impl<'a> Biases<'a> {
-    pub fn new(weights: &'a GpuWeights, b: &'a GpuBiases) -> Biases<'a> {
-        let gate = b.gate.as_ref().map(|gate| weights.vector(gate));
-        let all = DeviceBiases { gate, up: weights.vector(&b.up), down: weights.vector(&b.down) };
-        Biases { all, weights, granules: b }
+impl<'a> Form<'a> {
+    pub fn new(weights: &'a GpuWeights, form: &'a GpuForm) -> Form<'a> {
+        let biases = form.biases.as_ref().map(|b| DeviceBiases {
+            gate: b.gate.as_ref().map(|gate| weights.vector(gate)),
+            up: weights.vector(&b.up),
+            down: weights.vector(&b.down),
+        });
+        let scales = form.scales.as_ref().map(|s| DeviceScales {
+            gate: s.gate.as_ref().map(|gate| weights.vector(gate)),
+            up: weights.vector(&s.up),
+        });
+        Form { all: DeviceForm { biases, scales }, weights, form }
     }
 
-    fn up(&self, granule: usize) -> Option<DeviceSlice<'a>> {
-        self.granules.up_granules.get(granule).map(|up| self.weights.vector(up))
+    /// The bias of a granule's rows of up, and their factor, for each expert.
+    fn up(&self, granule: usize) -> RowForm<'a> {
+        let bias = self.form.biases.as_ref().and_then(|b| b.up_granules.get(granule));
+        let bias = bias.map(|up| self.weights.vector(up));
+        RowForm { bias, scales: self.all.scales.map(|s| s.up) }
     }
 
-    fn gate(&self, granule: usize) -> Option<DeviceSlice<'a>> {
-        self.granules.gate_granules.get(granule).map(|gate| self.weights.vector(gate))
+    fn gate(&self, granule: usize) -> RowForm<'a> {
+        let bias = self.form.biases.as_ref().and_then(|b| b.gate_granules.get(granule));
+        let bias = bias.map(|gate| self.weights.vector(gate));
+        RowForm { bias, scales: self.all.scales.and_then(|s| s.gate) }
     }
+}
+
+/// What is done to products of a granule's rows: f32 [experts, rows] is added, behind a
+/// multiplication by f32 [experts].
+#[derive(Clone, Copy, Default)]
+struct RowForm<'a> {
+    bias: Option<DeviceSlice<'a>>,
+    scales: Option<DeviceSlice<'a>>,
 }
 
 /// The context that experts run in: a device's operations, a stream, and memory for intermediate
@@ -109,25 +132,24 @@ impl<'a> ExpertContext<'a> {
     /// begins its sum.
     ///
     /// # Safety
-    /// When the kernels run, the table holds 0 or addresses of granules of this shape. With biases,
-    /// `chosen.experts` are experts that have them.
+    /// When the kernels run, the table holds 0 or addresses of granules of this shape. With biases
+    /// or factors, `chosen.experts` are experts that have them.
     pub unsafe fn compute_pairs(
         &self,
         pairs: &DecodePairs,
-        biases: Option<&Biases>,
+        form: Form,
         acts: &GpuActs,
     ) -> Result<()> {
         let (experts, stream) = (&self.ops.experts, self.stream);
         let (shape, n_pairs) = (pairs.shape, pairs.chosen.n_pairs);
-        let biases = biases.map(|b| b.all);
         let inner = self.workspace.words(&self.layout.inner, n_pairs * shape.n_ff);
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
-        unsafe { experts.gate_up(stream, shape, pairs.chosen, biases, x, inner)? };
+        unsafe { experts.gate_up(stream, shape, pairs.chosen, form.all, x, inner)? };
         let inner = self.inner_acts(shape, n_pairs, 0..n_pairs, inner)?;
         let partial = self.partial(shape, n_pairs);
         // SAFETY: as above.
-        unsafe { experts.down(stream, shape, pairs.chosen, biases, inner, partial) }
+        unsafe { experts.down(stream, shape, pairs.chosen, form.all.biases, inner, partial) }
     }
 
     /// The activations that down reads, of all pairs. Stores those of `pairs`, from `inner`.
@@ -166,7 +188,7 @@ impl<'a> ExpertContext<'a> {
     pub unsafe fn compute_grouped(
         &self,
         pairs: &GroupedPairs,
-        biases: Option<&Biases>,
+        form: Form,
         acts: &GpuActs,
         granules: Range<usize>,
     ) -> Result<()> {
@@ -175,16 +197,16 @@ impl<'a> ExpertContext<'a> {
         let [gate, up, inner] =
             [&f.gate, &f.up, &f.inner].map(|range| self.workspace.words(range, n));
         let gated = shape.activation.is_gated();
-        let matrix = |ty, g, at, bias| {
+        let matrix = |ty, g, at, form| {
             let (rows, cols) = (granule_rows(shape, g).len(), shape.n_embd);
-            GranuleMatrix { ty, rows, cols, at, bias }
+            GranuleMatrix { ty, rows, cols, at, form }
         };
         for g in granules.clone() {
-            let mat = matrix(shape.up, g, shape.up_at, biases.and_then(|b| b.up(g)));
+            let mat = matrix(shape.up, g, shape.up_at, form.up(g));
             // SAFETY: the caller's promise, passed on.
             unsafe { self.granule_product(pairs, g, mat, acts, up)? };
             if gated {
-                let mat = matrix(shape.gate, g, shape.gate_at, biases.and_then(|b| b.gate(g)));
+                let mat = matrix(shape.gate, g, shape.gate_at, form.gate(g));
                 // SAFETY: as above.
                 unsafe { self.granule_product(pairs, g, mat, acts, gate)? };
             }
@@ -192,18 +214,19 @@ impl<'a> ExpertContext<'a> {
         let rows = |all| inner_rows(shape, all, &pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
         let (activation, limit) = (shape.activation, shape.limit);
-        let form = ExpertForm { activation, limit, up_limit: 0.0, biases: None, scales: None };
-        self.ops.activate.gated(self.stream, form, gate, rows(up), activated)?;
+        let function = ExpertForm { activation, limit, up_limit: 0.0, biases: None, scales: None };
+        self.ops.activate.gated(self.stream, function, gate, rows(up), activated)?;
         let inner = self.inner_acts(shape, pairs.n_pairs, pairs.pairs.clone(), inner)?;
         let partial = self.partial(shape, pairs.n_pairs);
         for g in granules {
-            let (rows, bias) = (granule_rows(shape, g), biases.filter(|_| g == 0));
+            let (rows, biases) = (granule_rows(shape, g), form.all.biases.filter(|_| g == 0));
+            let bias = biases.map(|b| b.down);
             let mat = GranuleMatrix {
                 ty: shape.down,
                 rows: shape.n_embd,
                 cols: rows.len(),
                 at: shape.down_at,
-                bias: bias.map(|b| b.all.down),
+                form: RowForm { bias, scales: None },
             };
             let groups = Groups { tokens: None, accumulate: g > 0, ..groups(pairs, g, mat) };
             let (inner, stride) = (inner.column_range(rows), shape.n_embd);
@@ -227,20 +250,41 @@ impl<'a> ExpertContext<'a> {
     ) -> Result<()> {
         let (shape, x) = (pairs.shape, acts.view(mat.ty));
         let out = out.slice(4 * granule_rows(shape, g).start..out.len());
-        let groups = groups(pairs, g, mat);
+        let RowForm { bias, scales } = mat.form;
+        let product = match scales {
+            None => mat,
+            Some(_) => GranuleMatrix { form: RowForm::default(), ..mat },
+        };
+        let groups = groups(pairs, g, product);
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff) }
+        unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff)? };
+        let Some(scales) = scales else { return Ok(()) };
+        let scaled = Scaled {
+            x: out,
+            stride: shape.n_ff,
+            rows: mat.rows,
+            n_items: pairs.n_items,
+            n_pairs: pairs.n_pairs,
+            granules: groups.matrices,
+            starts: pairs.starts,
+            experts: pairs.experts,
+            scales,
+            bias,
+        };
+        // SAFETY: as above.
+        unsafe { self.ops.experts.scale_pairs(self.stream, scaled) }
     }
 }
 
 /// One of the matrices of a granule.
+#[derive(Clone, Copy)]
 struct GranuleMatrix<'a> {
     ty: TensorType,
     rows: usize,
     cols: usize,
     /// Its offset in the granule, in bytes.
     at: usize,
-    bias: Option<DeviceSlice<'a>>,
+    form: RowForm<'a>,
 }
 
 /// Intermediate rows of a granule.
@@ -270,7 +314,7 @@ fn groups<'a>(pairs: &GroupedPairs<'a>, g: usize, mat: GranuleMatrix<'a>) -> Gro
         starts: pairs.starts,
         tokens: pairs.tokens,
         max_pairs: pairs.max_pairs,
-        bias: mat.bias.map(|bias| (pairs.experts, bias)),
+        bias: mat.form.bias.map(|bias| (pairs.experts, bias)),
         accumulate: false,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::backend::gpu::conv::ConvRows;
-use crate::backend::gpu::delta::{DeviceGates, GateProducts, NormGate};
+use crate::backend::gpu::delta::{DeviceGates, GateProducts};
 use crate::forward::gpu::layers::{GpuDelta, GpuGates};
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuLinear;
@@ -58,7 +58,7 @@ impl GpuPass<'_> {
         })?;
         // norm, gate, output projection
         let eps = self.hyper().norm_eps;
-        ops.rms_norm_gated(stream, attended, vector(&w.norm), eps, NormGate::Silu, gate)?;
+        ops.rms_norm_gated(stream, attended, vector(&w.norm), eps, w.norm_gate, gate)?;
         self.attention_output(&w.output)
     }
 }

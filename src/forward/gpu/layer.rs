@@ -45,7 +45,7 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
 
     // routed experts, residual
     match path {
-        ExpertPath::None => Ok(()),
+        ExpertPath::None => cx.end_layer(l),
         ExpertPath::Device(expert) => {
             cx.record_dense(l)?;
             cx.dense_expert(l, expert)
@@ -100,14 +100,19 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     let Some(ffn) = &layer.ffn else { return Ok(()) };
     if let Some(branch) = &ffn.branch {
         cx.dense_branch(branch)?;
-        cx.add_residual(None, 1.0)?;
     }
 
     // norm, router
+    let router = ffn.router.as_ref().filter(|_| !ffn.routes_stream);
+    if let Some((router, norm)) = router.and_then(|router| Some((router, router.norm.as_ref()?))) {
+        cx.norm(norm, cx.x(), cx.h())?;
+        let acts = cx.acts_of_h([router.logits.weight.ty])?;
+        cx.route(router, &acts)?;
+    }
     let seen = if ffn.sees_before { cx.before() } else { cx.x() };
     cx.norm(&ffn.norm, seen, cx.h())?;
     let acts = cx.acts_of_h(cx.ffn_weights(l).inputs())?;
-    if let Some(router) = ffn.router.as_ref().filter(|_| !ffn.routes_stream) {
+    if let Some(router) = router.filter(|router| router.norm.is_none()) {
         cx.route(router, &acts)?;
     }
 

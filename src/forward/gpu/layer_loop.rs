@@ -80,6 +80,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
 fn run_layers(cx: &mut GpuPass) -> Result<()> {
     capture_graphs(cx)?;
     upload_positions(cx)?;
+    cx.upload_layer_inputs()?;
     for l in cx.layers() {
         before_layer(cx, l)?;
         let is_on_device = cx.dev.layers[l].is_some();

@@ -1,7 +1,10 @@
 //! The layers of a model on the device: the weights that `model::weights` binds, uploaded.
 
 use crate::backend::gpu::conv::Units;
-use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertShape, ScanShape};
+use crate::backend::gpu::delta::NormGate;
+use crate::backend::ops::{
+    DeltaShape, DistanceBias, ExpertBiases, ExpertForm, ExpertShape, ScanShape,
+};
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
@@ -10,7 +13,7 @@ use crate::model::descriptor::{self, ValueGate};
 use crate::model::recurrent::{Mamba2Shape, MambaShape};
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, KdaWeights, LatentWeights,
-    LightningWeights, Mamba2Weights, MambaWeights, Mixer, Norm, Projection, Query,
+    LightningWeights, Mamba2Weights, MambaWeights, Mixer, Norm, OnlyScales, Projection, Query,
     ShortConvWeights,
 };
 use std::ops::Range;
@@ -24,16 +27,21 @@ pub struct GpuNorm {
 pub struct GpuAttention {
     pub n_head: usize,
     pub n_head_kv: usize,
+    pub head_dim: usize,
+    pub head_dim_v: usize,
     pub q: GpuLinear,
     pub gated: bool,
     pub k: GpuLinear,
     pub v: GpuLinear,
+    /// The layer whose keys and values it sees, if they are not its own.
+    pub shared_with: Option<usize>,
     pub gate: Option<(GpuLinear, ValueGate)>,
     pub rotates: bool,
     pub slides: bool,
     pub tempers: bool,
     pub q_norm: Option<GpuVector>,
     pub k_norm: Option<GpuVector>,
+    pub v_norm: Option<GpuVector>,
     pub sinks: Option<GpuVector>,
     pub output: GpuLinear,
     pub window: Option<usize>,
@@ -70,6 +78,7 @@ pub struct GpuDelta {
     pub a: GpuVector,
     pub dt: GpuVector,
     pub norm: GpuVector,
+    pub norm_gate: NormGate,
     pub output: GpuLinear,
 }
 
@@ -162,6 +171,8 @@ impl GpuMixer {
 pub struct GpuRouter {
     pub logits: GpuLinear,
     pub choice_bias: Option<GpuVector>,
+    pub norm: Option<GpuNorm>,
+    pub scales: Option<GpuVector>,
 }
 
 /// The biases of gate and up are stored twice: [experts, n_ff] for the kernels of few tokens, and
@@ -174,9 +185,25 @@ pub struct GpuBiases {
     pub up_granules: Vec<GpuVector>,
 }
 
+/// See `ExpertScales`.
+pub struct GpuScales {
+    pub gate: Option<GpuVector>,
+    pub up: GpuVector,
+}
+
+/// What a layer's experts have beside their matrices.
+#[derive(Default)]
+pub struct GpuForm {
+    pub biases: Option<GpuBiases>,
+    pub scales: Option<GpuScales>,
+}
+
 /// An expert that every token goes to. Its granules are always on the device.
 pub struct GpuOnly {
     pub shape: ExpertShape,
+    pub form: GpuForm,
+    /// Factor on its result.
+    pub weight: f32,
     pub layout: GranuleLayout,
     pub granules: Vec<Range<usize>>,
     /// The range of `DeviceModel::tables` with their addresses, u64 [tokens, granules].
@@ -193,11 +220,13 @@ pub struct GpuFfn {
     pub router: Option<GpuRouter>,
     /// The only expert of a dense layer.
     pub dense: Option<GpuOnly>,
-    pub biases: Option<GpuBiases>,
+    /// Of the routed experts.
+    pub form: GpuForm,
     pub shared: Option<GpuShared>,
     pub branch: Option<GpuBranch>,
     pub sees_before: bool,
     pub post_norm: Option<GpuNorm>,
+    pub experts_norm: Option<GpuNorm>,
     pub scale: f32,
     pub routes_stream: bool,
     pub weights_input: bool,
@@ -207,6 +236,14 @@ pub struct GpuFfn {
 pub struct GpuBranch {
     pub norm: GpuNorm,
     pub expert: GpuOnly,
+    pub post_norm: Option<GpuNorm>,
+}
+
+/// See `InputPart`.
+pub struct GpuInput {
+    pub gate: GpuLinear,
+    pub output: GpuLinear,
+    pub norm: GpuNorm,
 }
 
 /// Attention to the source text.
@@ -223,6 +260,8 @@ pub struct GpuLayer {
     pub cross: Option<GpuCross>,
     /// `None` in a layer that mixes positions only.
     pub ffn: Option<GpuFfn>,
+    pub input: Option<GpuInput>,
+    pub scale: f32,
 }
 
 /// A `DistanceBias`, uploaded.
@@ -278,6 +317,12 @@ impl<'a> Packer<'a> {
             post_norm: layer.post_norm.as_ref().map(|norm| self.norm(norm)),
             cross,
             ffn: layer.ffn.as_ref().map(|ffn| self.ffn(l, ffn)),
+            input: layer.input.as_ref().map(|input| GpuInput {
+                gate: self.linear(&input.gate),
+                output: self.linear(&input.output),
+                norm: self.norm(&input.norm),
+            }),
+            scale: layer.scale,
         }
     }
 
@@ -295,19 +340,24 @@ impl<'a> Packer<'a> {
     }
 
     fn attention(&mut self, w: &'a AttentionWeights) -> GpuAttention {
+        let k = self.linear(&w.k);
         GpuAttention {
             n_head: w.n_head,
             n_head_kv: w.n_head_kv,
+            head_dim: w.head_dim,
+            head_dim_v: w.head_dim_v,
             q: self.linear(&w.q),
             gated: w.gated,
-            k: self.linear(&w.k),
-            v: self.linear(&w.v),
+            v: if w.v.weight.is(&w.k.weight) { k.clone() } else { self.linear(&w.v) },
+            k,
+            shared_with: w.shared_with,
             gate: w.gate.as_ref().map(|(gate, function)| (self.linear(gate), *function)),
             rotates: w.rotates,
             slides: w.slides,
             tempers: w.tempers,
             q_norm: self.optional(&w.q_norm),
             k_norm: self.optional(&w.k_norm),
+            v_norm: self.optional(&w.v_norm),
             sinks: self.optional(&w.sinks),
             output: self.linear(&w.output),
             window: w.window,
@@ -352,6 +402,7 @@ impl<'a> Packer<'a> {
             a: self.vector(&w.a),
             dt: self.vector(&w.dt),
             norm: self.vector(&w.norm),
+            norm_gate: if w.sigmoid_gate { NormGate::Sigmoid } else { NormGate::Silu },
             output: self.linear(&w.output),
         }
     }
@@ -423,12 +474,22 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// The biases of a layer's routed experts, if they have any.
-    pub fn routed_biases(&mut self, l: usize) -> Option<GpuBiases> {
-        let geometry = self.model.weights.routed[l]?.geometry;
-        let w = self.model.weights.layers[l].ffn.as_ref()?;
-        let b = w.biases.as_ref()?;
-        Some(self.biases(b, w.expert.n_ff, geometry.n_granules(), &|g| geometry.rows(g)))
+    /// What a layer's routed experts have beside their matrices, if it has some.
+    pub fn routed_form(&mut self, l: usize) -> Option<GpuForm> {
+        let experts = self.model.weights.routed[l]?;
+        self.model.weights.layers[l].ffn.as_ref().map(|w| self.form(w.form(), &experts))
+    }
+
+    fn form(&mut self, form: ExpertForm<'a>, experts: &LayerExperts) -> GpuForm {
+        let geometry = experts.geometry;
+        let n_ff = geometry.n_ff;
+        let biases =
+            form.biases.map(|b| self.biases(b, n_ff, geometry.n_granules(), &|g| geometry.rows(g)));
+        let scales = form.scales.map(|scales| GpuScales {
+            gate: (!scales.gate.is_empty()).then(|| self.vector(&scales.gate)),
+            up: self.vector(&scales.up),
+        });
+        GpuForm { biases, scales }
     }
 
     fn ffn(&mut self, l: usize, w: &'a FfnWeights) -> GpuFfn {
@@ -438,32 +499,31 @@ impl<'a> Packer<'a> {
             Gate::Router(router) => Some(GpuRouter {
                 logits: self.linear(&router.logits),
                 choice_bias: self.optional(&router.choice_bias),
+                norm: router.norm.as_ref().map(|norm| self.norm(norm)),
+                scales: self.optional(&router.scales),
             }),
         };
-        let of = |experts: &Vec<Option<LayerExperts>>| experts[l].expect("bound with the layer");
-        let dense = router
-            .is_none()
-            .then(|| self.only(&model.dense, l, of(&model.weights.dense), w.expert));
-        let experts = if dense.is_some() { &model.weights.dense } else { &model.weights.routed };
-        let geometry = of(experts).geometry;
-        let n_granules = geometry.n_granules();
-        let rows = |g| geometry.rows(g);
+        let dense = match w.gate {
+            Gate::Dense(weight) => Some(self.only(&model.dense, l, w.expert, w.form(), weight)),
+            Gate::Router(_) => None,
+        };
         GpuFfn {
             norm: self.norm(&w.norm),
             router,
             dense,
-            biases: w.biases.as_ref().map(|b| self.biases(b, w.expert.n_ff, n_granules, &rows)),
+            form: self.routed_form(l).unwrap_or_default(),
             shared: w.shared.as_ref().map(|shared| GpuShared {
-                expert: self.only(&model.shared, l, of(&model.weights.shared), shared.shape),
+                expert: self.scaled(&model.shared, l, shared.shape, &shared.scales),
                 gate: shared.gate.as_ref().map(|gate| self.matrix(gate)),
             }),
-            branch: w.branch.as_ref().map(|b| {
-                let norm = self.norm(&b.norm);
-                let expert = self.only(&model.dense, l, of(&model.weights.dense), b.shape);
-                GpuBranch { norm, expert }
+            branch: w.branch.as_ref().map(|b| GpuBranch {
+                norm: self.norm(&b.norm),
+                expert: self.scaled(&model.dense, l, b.shape, &b.scales),
+                post_norm: b.post_norm.as_ref().map(|norm| self.norm(norm)),
             }),
             sees_before: w.sees_before,
             post_norm: w.post_norm.as_ref().map(|norm| self.norm(norm)),
+            experts_norm: w.experts_norm.as_ref().map(|norm| self.norm(norm)),
             scale: w.scale,
             routes_stream: w.routes_stream,
             weights_input: w.weights_input,
@@ -498,14 +558,28 @@ impl<'a> Packer<'a> {
         }
     }
 
+    /// The only expert of layer `l` in `store`, with these factors.
+    fn scaled(
+        &mut self,
+        store: &'a Resident,
+        l: usize,
+        shape: ExpertShape,
+        scales: &'a OnlyScales,
+    ) -> GpuOnly {
+        let form = ExpertForm { scales: scales.inner.as_ref(), ..shape.form() };
+        self.only(store, l, shape, form, scales.outer)
+    }
+
     /// The only expert of layer `l` in `store`.
     fn only(
         &mut self,
         store: &'a Resident,
         l: usize,
-        experts: LayerExperts,
         shape: ExpertShape,
+        form: ExpertForm<'a>,
+        weight: f32,
     ) -> GpuOnly {
+        let experts = store.layer(l).expect("bound with the layer");
         let layout = GranuleLayout::new(&experts);
         let granule = |g: usize| {
             self.made(layout.slot_bytes, move || {
@@ -517,6 +591,7 @@ impl<'a> Packer<'a> {
             })
         };
         let granules = (0..layout.n_granules).map(granule).collect();
-        GpuOnly { shape, layout, granules, table: self.table(layout.n_granules) }
+        let form = self.form(form, &experts);
+        GpuOnly { shape, form, weight, layout, granules, table: self.table(layout.n_granules) }
     }
 }

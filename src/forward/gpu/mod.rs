@@ -20,6 +20,7 @@ mod graphs;
 mod hybrid_moe;
 mod kda;
 mod layer;
+mod layer_inputs;
 mod layer_loop;
 mod layers;
 mod logits;
@@ -137,12 +138,14 @@ impl Model {
         let down = n * (2 * row + 4 * (self.hyper.routing.n_experts + 2 * self.hyper.routing.k))
             + 4 * self.n_vocab() * LOGITS_ROWS.min(n)
             + (4 << 10);
-        // The residual stream of a micro-batch, its cosines and sines, or its table of experts.
+        // The residual stream of a micro-batch, its cosines and sines, its layers' own inputs, or
+        // its table of experts.
         let layout = &dev.layout;
         let kept = &layout.kept[0];
         let tables = [&kept.cos_sin, &kept.sliding_cos_sin, &kept.temperature];
         let largest = tables.map(|table| table.len()).into_iter().max().unwrap_or(0);
-        let largest = largest.max(n * row).max(layout.ffn.experts.granules.len());
+        let largest = largest.max(kept.inputs.len()).max(n * row);
+        let largest = largest.max(layout.ffn.experts.granules.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
         let pipeline = DecodePipeline::new(gpu, self)?;

@@ -4,11 +4,12 @@
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum};
-use crate::backend::gpu::router::DeviceRoute;
+use crate::backend::gpu::router::{DeviceRoute, RouteVectors};
 use crate::forward::gpu::acts::GpuActs;
-use crate::forward::gpu::experts::{Biases, DecodePairs, GroupedPairs, device_shape, is_grouped};
+use crate::forward::gpu::experts::{DecodePairs, Form, GroupedPairs, device_shape, is_grouped};
 use crate::forward::gpu::layers::{GpuBranch, GpuFfn, GpuOnly, GpuRouter};
 use crate::forward::gpu::pass::GpuPass;
+use crate::forward::gpu::weights::GpuVector;
 use crate::forward::gpu::workspace::RouteParts;
 
 /// The use of the result of an expert that every token goes to; see `OrderedSum`.
@@ -29,28 +30,36 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// y = expert(norm(x))
+    /// x += expert(norm(x)); or its norm, kept for the experts' sum.
     pub fn dense_branch(&mut self, branch: &GpuBranch) -> Result<()> {
         self.norm(&branch.norm, self.x(), self.h())?;
         let acts = self.acts_of_h(branch.expert.shape.inputs())?;
         let sum = OnlySum { gate: None, begins: true, residual: None };
-        self.only_expert(&branch.expert, None, &acts, sum)
+        self.only_expert(&branch.expert, &acts, sum)?;
+        match &branch.post_norm {
+            None => self.add_residual(None, 1.0),
+            Some(norm) => self.norm(norm, self.y(), self.branch()),
+        }
     }
 
-    /// y += expert(h), the only expert of a dense layer; residual.
+    /// y += expert(h), the only expert of a dense layer; residual, and what is behind it.
     pub fn dense_expert(&mut self, l: usize, expert: &GpuOnly) -> Result<()> {
         let begins = self.ffn(l).shared.is_none();
         let residual = self.plain_residual(l);
         let sum = OnlySum { gate: None, begins, residual };
-        self.only_expert(expert, self.expert_biases(l), &self.ffn_acts(l), sum)?;
-        if residual.is_none() { self.add_experts(l) } else { Ok(()) }
+        self.only_expert(expert, &self.ffn_acts(l), sum)?;
+        if residual.is_none() {
+            self.add_experts(l)?;
+        }
+        self.end_layer(l)
     }
 
     /// The residual stream and the factor of what a layer's experts add to it, if they add it
     /// without a norm.
     fn plain_residual(&self, l: usize) -> Option<(DeviceSlice<'a>, f32)> {
         let (ffn, scale) = (self.ffn(l), self.hyper().residual_scale);
-        let is_plain = ffn.post_norm.is_none() && !self.adds_to_normed();
+        let has_norm = ffn.post_norm.is_some() || ffn.experts_norm.is_some();
+        let is_plain = !has_norm && !self.adds_to_normed();
         is_plain.then(|| (self.x(), ffn.scale * scale))
     }
 
@@ -77,8 +86,10 @@ impl<'a> GpuPass<'a> {
     pub fn route(&self, router: &GpuRouter, acts: &GpuActs) -> Result<()> {
         let (route, choice) = (self.device_route(), &self.hyper().routing.choice);
         self.linear(&router.logits, acts, route.probs)?;
-        let bias = router.choice_bias.as_ref().map(|bias| self.dev.weights.vector(bias));
-        self.dev.ops.router.route(self.stream(), route, choice, bias)?;
+        let vector = |v: &Option<GpuVector>| v.as_ref().map(|v| self.dev.weights.vector(v));
+        let vectors =
+            RouteVectors { bias: vector(&router.choice_bias), scales: vector(&router.scales) };
+        self.dev.ops.router.route(self.stream(), route, choice, vectors)?;
         let Some(capacity) = self.hyper().routing.capacity else { return Ok(()) };
         // The capacity counts the tokens of one text. No more tokens than that fill no expert.
         for segment in self.segments().filter(|segment| segment.n() > capacity) {
@@ -100,7 +111,7 @@ impl<'a> GpuPass<'a> {
             gate = Some(out);
         }
         let sum = OnlySum { gate, begins: true, residual: None };
-        self.only_expert(&shared.expert, None, acts, sum)
+        self.only_expert(&shared.expert, acts, sum)
     }
 
     /// Multiplies the experts' input by the weights, one a row, which become 1.
@@ -115,12 +126,12 @@ impl<'a> GpuPass<'a> {
     fn only_expert(
         &mut self,
         expert: &GpuOnly,
-        biases: Option<Biases>,
         acts: &GpuActs,
-        OnlySum { gate, begins, residual }: OnlySum,
+        OnlySum { gate, begins, residual }: OnlySum<'a>,
     ) -> Result<()> {
         let (stream, n, context) = (self.stream(), self.n(), self.expert_context());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
+        let form = Form::new(&self.dev.weights, &expert.form);
         let zeros = self.words(&self.layout().zeros, n);
         let table = self.dev.tables.slice(expert.table.clone());
         if is_grouped(&expert.shape, n) {
@@ -140,7 +151,7 @@ impl<'a> GpuPass<'a> {
             let granules = 0..shape.n_granules();
             // SAFETY: the table holds the addresses of this expert's granules, which stay where
             // they are. There is one item, expert 0, which has all n pairs.
-            unsafe { context.compute_grouped(&pairs, biases.as_ref(), acts, granules)? };
+            unsafe { context.compute_grouped(&pairs, form, acts, granules)? };
         } else {
             let granules = table.slice(0..8 * n * shape.n_granules());
             let pairs = DecodePairs {
@@ -149,9 +160,9 @@ impl<'a> GpuPass<'a> {
             };
             // SAFETY: the table holds the addresses of this expert's granules for each pair; its
             // number is 0.
-            unsafe { context.compute_pairs(&pairs, biases.as_ref(), acts)? };
+            unsafe { context.compute_pairs(&pairs, form, acts)? };
         }
-        let gate = gate.unwrap_or(self.words(&self.layout().ones, n));
+        let gate = self.only_weights(gate, expert.weight)?;
         let partial = context.partial(&shape, n);
         // SAFETY: token t's pair is t, in both ways of computing it.
         unsafe {
@@ -170,6 +181,18 @@ impl<'a> GpuPass<'a> {
         }
     }
 
+    /// The rows' factors on the result of an expert that every token goes to: f32 [tokens].
+    fn only_weights(&self, gate: Option<DeviceSlice<'a>>, weight: f32) -> Result<DeviceSlice<'a>> {
+        let (rows, stream, f) = (&self.dev.ops.rows, self.stream(), &self.layout().ffn);
+        let gate = match gate {
+            None if weight == 1.0 => return Ok(self.words(&self.layout().ones, self.n())),
+            None => self.words(&f.only_gate, self.n()),
+            Some(gate) if weight == 1.0 => return Ok(gate),
+            Some(gate) => return rows.scale(stream, gate, weight).map(|()| gate),
+        };
+        rows.set(stream, gate, weight).map(|()| gate)
+    }
+
     /// The shape of a layer's routed experts.
     pub fn routed_shape(&self, l: usize) -> DeviceShape {
         let layout = self.dev.layouts[l].expect("a layer with routed experts");
@@ -177,7 +200,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks;
-    /// residual.
+    /// residual, and what is behind it.
     pub fn routed_sum(&self, l: usize, n_pairs: usize, is_grouped: bool) -> Result<()> {
         let (shape, begins) = (&self.routed_shape(l), self.ffn(l).shared.is_none());
         let residual = self.plain_residual(l);
@@ -191,6 +214,9 @@ impl<'a> GpuPass<'a> {
         let sum = OrderedSum { n_tokens, pairs, is_grouped, weights, partial, y, begins, residual };
         // SAFETY: `pair_rows` holds the rows of `partial` that the demand's pairs have.
         unsafe { self.dev.ops.experts.ordered_sum(self.stream(), shape, sum)? };
-        if residual.is_none() { self.add_experts(l) } else { Ok(()) }
+        if residual.is_none() {
+            self.add_experts(l)?;
+        }
+        self.end_layer(l)
     }
 }

@@ -10,7 +10,7 @@ use crate::forward::gpu::cache::GpuCache;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
 use crate::forward::gpu::expert_parallel::peer::Peer;
-use crate::forward::gpu::experts::{Biases, ExpertContext};
+use crate::forward::gpu::experts::{ExpertContext, Form};
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::layers::{GpuFfn, GpuLayer, GpuNorm};
 use crate::forward::gpu::upload::Staging;
@@ -220,6 +220,12 @@ impl<'a> GpuPass<'a> {
         self.stream_rows(&self.layout().before)
     }
 
+    /// The normalised output of a dense branch, until the experts' sum joins it. No layer needs
+    /// the stream before attention as well.
+    pub fn branch(&self) -> DeviceSlice<'a> {
+        self.before()
+    }
+
     /// The normalised input of the next stage.
     pub fn h(&self) -> DeviceSlice<'a> {
         self.stream_rows(&self.layout().h)
@@ -272,9 +278,15 @@ impl<'a> GpuPass<'a> {
         ops.norm.add_scaled(self.stream(), self.x(), residual_scale, self.h())
     }
 
-    /// x += norm(scale · y), of the feed-forward part of a layer.
+    /// x += norm(scale · y), of the feed-forward part of a layer; y is normalised and joined by the
+    /// dense branch before, if the layer has a norm for it.
     pub fn add_experts(&self, l: usize) -> Result<()> {
         let ffn = self.ffn(l);
+        if let Some(norm) = &ffn.experts_norm {
+            self.norm(norm, self.y(), self.h())?;
+            self.stream().copy(self.y(), self.h())?;
+            self.dev.ops.rows.add(self.stream(), self.y(), self.branch())?;
+        }
         self.add_residual(ffn.post_norm.as_ref(), ffn.scale)
     }
 
@@ -351,9 +363,9 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// The biases of a layer's experts on the first device.
-    pub fn expert_biases(&self, l: usize) -> Option<Biases<'a>> {
-        self.ffn(l).biases.as_ref().map(|b| Biases::new(&self.dev.weights, b))
+    /// What a layer's routed experts have on the first device beside their matrices.
+    pub fn expert_form(&self, l: usize) -> Form<'a> {
+        Form::new(&self.dev.weights, &self.ffn(l).form)
     }
 
     /// Whether a recorder takes the routing of some rows.

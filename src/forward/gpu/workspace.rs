@@ -58,6 +58,8 @@ pub struct KeptLayout {
     pub past: ByteRange,
     /// u32 [1]: the last position of the source text
     pub source: ByteRange,
+    /// f32 [layers, tokens, layer_input]: the layers' own inputs
+    pub inputs: ByteRange,
 }
 
 #[derive(Clone, Default)]
@@ -221,6 +223,7 @@ impl WorkspaceLayout {
             temperature: bump.words(hyper.temperature.map_or(0, |_| n * hyper.head_dim)),
             past: bump.words(n),
             source: bump.words(1),
+            inputs: bump.words(n * hyper.n_layers * hyper.layer_input),
         };
         let mut layout = WorkspaceLayout {
             kept: [kept(), kept()],
@@ -343,11 +346,21 @@ impl MixerLayout {
         let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
         let nope = h.head_dim - n_rot.min(h.head_dim);
         let (mut raw, mut q_rank) = (0, 0);
+        // Elements of a token's queries and of its values.
+        let mut keys = [h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v];
+        let mut widths = [h.n_head * h.head_dim, h.n_head * h.head_dim_v];
         let mut recurrent = RecurrentWidths::default();
         for layer in &weights.layers {
             match &layer.mixer {
-                Mixer::Attention(w) if w.gated => raw = 2 * heads * h.head_dim,
-                Mixer::Attention(_) => {}
+                Mixer::Attention(w) => {
+                    let own = [w.head_dim, w.head_dim_v].map(|dim| w.n_head * dim);
+                    widths = [widths[0].max(own[0]), widths[1].max(own[1])];
+                    raw = raw.max(if w.gated { 2 * n * own[0] } else { 0 });
+                    keys = [
+                        keys[0].max(w.n_head_kv * w.head_dim),
+                        keys[1].max(w.n_head_kv * w.head_dim_v),
+                    ];
+                }
                 Mixer::Latent(w) => {
                     if let Query::Compressed { norm, .. } = &w.query {
                         q_rank = q_rank.max(norm.len());
@@ -357,10 +370,11 @@ impl MixerLayout {
             }
         }
         let latent = |size: usize| if rank > 0 { size } else { 0 };
-        let attended = (heads * h.head_dim_v).max(n * recurrent.values);
-        let k = (n * h.n_head_kv * h.head_dim).max(latent(heads * (rank + n_rot)));
+        let attended = n * widths[1].max(recurrent.values).max(h.layer_input);
+        let k = (n * keys[0]).max(latent(heads * (rank + n_rot)));
         let acts = [
-            acts_bytes(n, h.n_head * h.head_dim_v),
+            acts_bytes(n, widths[1]),
+            acts_bytes(n, h.layer_input),
             acts_bytes(n, recurrent.values),
             acts_bytes(n, recurrent.rank),
             acts_bytes(n, q_rank),
@@ -370,10 +384,10 @@ impl MixerLayout {
         let v_dim = if rank > 0 { rank } else { h.head_dim_v };
         let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
         MixerLayout {
-            q: bump.words(heads * h.head_dim),
+            q: bump.words(n * widths[0]),
             raw: bump.words(raw),
             k: bump.words(k),
-            v: bump.words(n * h.n_head_kv * h.head_dim_v),
+            v: bump.words(n * keys[1]),
             attended: bump.words(attended),
             gate: bump.words(attended),
             compressed: bump.words(n * q_rank.max(rank)),

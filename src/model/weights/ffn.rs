@@ -41,12 +41,6 @@ pub struct OnlyScales {
     pub outer: f32,
 }
 
-impl OnlyScales {
-    fn has_none(&self) -> bool {
-        self.inner.is_none() && self.outer == 1.0
-    }
-}
-
 /// Routed experts whose input and output are narrower than the stream: up · norm(Σ experts(down ·
 /// h)).
 #[derive(Clone, Debug)]
@@ -140,17 +134,9 @@ impl FfnWeights {
 
     /// Whether devices have kernels for all of it.
     pub fn has_kernels(&self) -> bool {
-        let has_scales = match &self.gate {
-            Gate::Router(router) => router.scales.is_some(),
-            Gate::Dense(weight) => *weight != 1.0,
-        };
-        let shared = self.shared.iter().map(|shared| &shared.scales);
-        let mut only = shared.chain(self.branch.iter().map(|branch| &branch.scales));
-        let is_plain = self.scales.is_none() && !has_scales && only.all(OnlyScales::has_none);
-        let has_norms = self.router_norm().is_some() || self.experts_norm.is_some();
         let has_activation = self.expert.activation.has_kernels();
         let is_alone = self.latent.is_none() && self.adjugate.is_none() && !self.splits_input;
-        is_plain && !has_norms && is_alone && has_activation
+        is_alone && has_activation
     }
 
     /// Types of everything that reads the normalised input.

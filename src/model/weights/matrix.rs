@@ -43,6 +43,15 @@ impl Matrix {
         Matrix { source: Source::Own(bytes.into()), first_row: 0, ty: TensorType::F32, rows, cols }
     }
 
+    /// Whether both are the same rows of one tensor.
+    pub fn is(&self, other: &Matrix) -> bool {
+        let is_one = match (&self.source, &other.source) {
+            (Source::File(a), Source::File(b)) => a == b,
+            _ => false,
+        };
+        is_one && (self.first_row, self.rows) == (other.first_row, other.rows)
+    }
+
     /// Bytes beside the file.
     pub fn own_bytes(&self) -> usize {
         match &self.source {

@@ -68,14 +68,9 @@ impl Mixer {
     /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
-            Mixer::Attention(w) => {
-                w.v_norm.is_none()
-                    && w.bias.is_none()
-                    && w.index.is_none()
-                    && w.shared_with.is_none()
-            }
+            Mixer::Attention(w) => w.bias.is_none() && w.index.is_none(),
             Mixer::None | Mixer::ShortConv(_) => true,
-            Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX && !w.sigmoid_gate,
+            Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Kda(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Mamba(w) => w.shape.n_states <= DEVICE_STATES_MAX,
             Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
@@ -92,8 +87,7 @@ impl Layer {
     pub fn has_kernels(&self, chooses: bool) -> bool {
         let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
         let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
-        let is_plain = self.scale == 1.0 && has_one && self.ngrams.is_none();
-        self.mixer.has_kernels(chooses) && has_ffn && is_plain && self.input.is_none()
+        self.mixer.has_kernels(chooses) && has_ffn && has_one && self.ngrams.is_none()
     }
 }
 

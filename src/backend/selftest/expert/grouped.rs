@@ -5,9 +5,10 @@ use super::layer::{Layer, N_EXPERTS, Tokens};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
-use crate::backend::gpu::expert::{ExpertShape, OrderedSum};
+use crate::backend::gpu::expert::{ExpertShape, OrderedSum, Scaled};
 use crate::backend::gpu::matmul::Groups;
 use crate::backend::selftest::bench::Bench;
+use crate::backend::selftest::data::Random;
 use crate::backend::selftest::report::Row;
 use crate::simd::{MatRef, act_kind};
 
@@ -171,4 +172,51 @@ impl Call<'_> {
         stream.synchronize()?;
         Ok(partial)
     }
+}
+
+/// Products of three items, of which one was not multiplied, with factors and with or without
+/// biases; columns behind the granule's rows stay as they are.
+pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
+    let (starts, experts, here) = ([0u32, 3, 4, 9], [2u32, 0, 1], [1u64, 0, 1]);
+    for (rows, stride) in [(1, 1), (40, 43), (300, 512)] {
+        let mut random = Random(rows as u64);
+        let [x, scales, bias] = [9 * stride, 3, 3 * rows].map(|n| random.floats(n));
+        let [scales_up, bias_up] = [&scales, &bias].map(|v| bench.up_f32(v));
+        let (scales_up, bias_up, granules) = (scales_up?, bias_up?, bench.up_u64(&here)?);
+        let (starts_up, experts_up) = (bench.up_u32(&starts)?, bench.up_u32(&experts)?);
+        for is_biased in [false, true] {
+            let x_up = bench.up_f32(&x)?;
+            let scaled = Scaled {
+                x: x_up.all(),
+                stride,
+                rows,
+                n_items: 3,
+                n_pairs: 9,
+                granules: granules.all(),
+                starts: starts_up.all(),
+                experts: experts_up.all(),
+                scales: scales_up.all(),
+                bias: is_biased.then(|| bias_up.all()),
+            };
+            // SAFETY: the starts ascend to the number of pairs, and there are three experts.
+            unsafe { kernels.experts.scale_pairs(&bench.stream, scaled)? };
+            let mut expected = x.clone();
+            for item in (0..3).filter(|item| here[*item] != 0) {
+                let expert = experts[item] as usize;
+                for pair in starts[item]..starts[item + 1] {
+                    let products = &mut expected[pair as usize * stride..][..rows];
+                    products.iter_mut().for_each(|x| *x *= scales[expert]);
+                    if is_biased {
+                        bench.cpu.kernels.add(products, &bias[expert * rows..][..rows]);
+                    }
+                }
+            }
+            row.bits(
+                format!("{rows} of {stride}, {is_biased}"),
+                &bench.down_f32(&x_up)?,
+                &expected,
+            );
+        }
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@ use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::records_of;
 use crate::backend::gpu::expert::ExpertShape;
-use crate::backend::ops::{Activation, Demand, ExpertBiases, ExpertForm};
+use crate::backend::ops::{Activation, Demand, ExpertBiases, ExpertForm, ExpertScales};
 use crate::backend::selftest::bench::Bench;
 use crate::backend::selftest::data::{Random, mix_in_any_bits, weights};
 use crate::gguf::TensorType;
@@ -23,6 +23,8 @@ pub struct Spec {
     pub sizes: [usize; 3],
     pub activation: Activation,
     pub is_biased: bool,
+    /// Experts have factors on their products of gate and up.
+    pub is_scaled: bool,
     /// Half of the blocks have bits that no quantiser writes.
     pub has_any_bits: bool,
 }
@@ -34,6 +36,7 @@ impl Spec {
             sizes: [0; 3],
             activation: Activation::Silu,
             is_biased: false,
+            is_scaled: false,
             has_any_bits: false,
         }
     }
@@ -44,6 +47,7 @@ pub struct Layer {
     /// Gate, up and down of each expert.
     matrices: Vec<[Vec<u8>; 3]>,
     pub biases: Option<ExpertBiases>,
+    pub scales: Option<ExpertScales>,
 }
 
 /// Tokens with the experts that their router has chosen.
@@ -96,7 +100,11 @@ impl Layer {
             up: random.floats(N_EXPERTS * n_ff),
             down: random.floats(N_EXPERTS * n_embd),
         });
-        Layer { shape, matrices, biases }
+        let scales = spec.is_scaled.then(|| ExpertScales {
+            gate: if activation.is_gated() { random.floats(N_EXPERTS) } else { Vec::new() },
+            up: random.floats(N_EXPERTS),
+        });
+        Layer { shape, matrices, biases, scales }
     }
 
     pub fn name(&self) -> String {
@@ -147,7 +155,7 @@ impl Layer {
             limit: s.limit,
             up_limit: 0.0,
             biases: self.biases.as_ref(),
-            scales: None,
+            scales: self.scales.as_ref(),
         };
         bench.cpu.expert_granules(&granules, &demand, form, &tokens.x, &mut buffers);
         let mut y = vec![0.0; tokens.n * s.n_embd];
@@ -178,6 +186,13 @@ impl Layer {
         let Some(biases) = &self.biases else { return Ok(None) };
         let up = |x: &Vec<f32>| (!x.is_empty()).then(|| bench.up_f32(x)).transpose();
         Ok(Some([up(&biases.gate)?, up(&biases.up)?, up(&biases.down)?]))
+    }
+
+    /// Factors of gate (where there is one) and up.
+    pub fn upload_scales(&self, bench: &Bench) -> Result<Option<[Option<DeviceBuffer>; 2]>> {
+        let Some(scales) = &self.scales else { return Ok(None) };
+        let up = |x: &Vec<f32>| (!x.is_empty()).then(|| bench.up_f32(x)).transpose();
+        Ok(Some([up(&scales.gate)?, up(&scales.up)?]))
     }
 }
 

@@ -10,7 +10,9 @@ use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, Quantize, record_bytes};
-use crate::backend::gpu::expert::{Chosen, DeviceBiases, ExpertShape, Experts, OrderedSum};
+use crate::backend::gpu::expert::{
+    Chosen, DeviceBiases, DeviceForm, DeviceScales, ExpertShape, Experts, OrderedSum,
+};
 use crate::backend::gpu::mat::{all_types, types};
 use crate::backend::gpu::matmul::Products;
 use crate::backend::ops::{Activation, NO_EXPERT};
@@ -53,6 +55,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         other_sums(bench, &kernels, row)
     });
+    report.row("scale_pairs", "f32", |row| grouped::scale(bench, &kernels, row));
     for ty in types().filter(|ty| act_kind(*ty) != ActKind::F32) {
         report.row("expert_grouped", ty, |row| {
             let block = ty.block_len();
@@ -88,9 +91,14 @@ fn mixed() -> Vec<Spec> {
         sizes: [64, 160, 64],
         activation,
         is_biased,
+        is_scaled: false,
         has_any_bits: true,
     };
+    let scaled = |spec| Spec { is_scaled: true, ..spec };
     vec![
+        scaled(spec([Q4_0, Q4_0, Q8_0], Activation::Silu, false)),
+        scaled(spec([Q5_0, Q8_0, F32], Activation::Gelu, true)),
+        scaled(spec([Q8_0, Q8_0, Q4_0], Activation::ReluSquared, true)),
         spec([MXFP4, MXFP4, MXFP4], Activation::SiluClamped, true),
         spec([Q4_0, Q4_0, Q5_1], Activation::Silu, true),
         spec([Q5_0, Q8_0, Q4_1], Activation::Silu, true),
@@ -183,6 +191,11 @@ fn on_device(
 ) -> Result<Vec<f32>> {
     let (s, stream, n_pairs) = (&layer.shape, &bench.stream, tokens.chosen.len());
     let (slots, biases) = (layer.upload(bench)?, layer.upload_biases(bench)?);
+    let scales = layer.upload_scales(bench)?;
+    let scales = scales.as_ref().map(|[gate, up]| DeviceScales {
+        gate: gate.as_ref().map(DeviceBuffer::all),
+        up: up.as_ref().expect("factors of up").all(),
+    });
     let biases = biases.as_ref().map(|[gate, up, down]| DeviceBiases {
         gate: gate.as_ref().map(DeviceBuffer::all),
         up: up.as_ref().expect("biases of up").all(),
@@ -213,7 +226,7 @@ fn on_device(
         // SAFETY: the table has 0 or addresses of slots of this shape, which live until the
         // launches are over; ids that have slots are experts.
         unsafe {
-            experts.gate_up(stream, s, chosen, biases, x, inner.all())?;
+            experts.gate_up(stream, s, chosen, DeviceForm { biases, scales }, x, inner.all())?;
             kernels.quantize.store(stream, inner.all(), s.n_ff, acts)?;
             experts.down(stream, s, chosen, biases, acts, partial.all())?;
         }

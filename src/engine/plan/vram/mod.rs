@@ -45,6 +45,16 @@ pub struct LayerBytes {
     pub experts: Option<LayerNeeds>,
     /// Devices have no kernels for some part of it: it stays on the CPU, wherever it is.
     pub is_cpu_only: bool,
+    /// The layer whose keys and values it sees, if they are not its own: it stays on the CPU if
+    /// that one does.
+    pub keys_of: Option<usize>,
+}
+
+impl LayerBytes {
+    /// Whether a device computes it, being one of these layers.
+    fn is_on_device(&self, layers: &Range<usize>) -> bool {
+        !self.is_cpu_only && self.keys_of.is_none_or(|other| layers.contains(&other))
+    }
 }
 
 /// Bytes that a model takes on a device.
@@ -82,7 +92,7 @@ pub struct DevicePlan {
     pub n_layers: usize,
     /// The layers on the device, up to the last.
     pub gpu_layers: Range<usize>,
-    /// Those of them that stay on the CPU, as devices have no kernels for them.
+    /// Those of them that stay on the CPU, as devices have no kernels for them, or not the keys.
     pub n_cpu_only: usize,
     pub head_on_device: bool,
     /// A layer each: whether it has routed experts that only the CPU computes.
@@ -237,7 +247,7 @@ impl Fit<'_> {
         let head_on_device = placed.head.unwrap_or(n > 0);
         let sum = |of: fn(&LayerBytes) -> u64| {
             let layers = needs.layers[gpu_layers.clone()].iter();
-            layers.filter(|layer| !layer.is_cpu_only).map(of).sum()
+            layers.filter(|layer| layer.is_on_device(&gpu_layers)).map(of).sum()
         };
         let experts = Needs(
             gpu_layers
@@ -248,9 +258,10 @@ impl Fit<'_> {
         );
         let if_on = |on: bool, bytes: u64| if on { bytes } else { 0 };
         let computes = !gpu_layers.is_empty() || head_on_device;
+        let layers = needs.layers[gpu_layers.clone()].iter();
         Ok(DevicePlan {
             n_layers,
-            n_cpu_only: needs.layers[gpu_layers.clone()].iter().filter(|l| l.is_cpu_only).count(),
+            n_cpu_only: layers.filter(|layer| !layer.is_on_device(&gpu_layers)).count(),
             dense_bytes: sum(|layer| layer.dense_bytes),
             kv_bytes: sum(|layer| layer.kv_bytes),
             head_on_device,
@@ -292,7 +303,7 @@ impl Fit<'_> {
                 )));
             }
             let kept = rule.map_or(cpu_moe.has(l), |on_gpu| !on_gpu);
-            let computes = !layer.is_cpu_only && gpu_layers.contains(&l);
+            let computes = layer.is_on_device(gpu_layers) && gpu_layers.contains(&l);
             Ok(layer.experts.is_some() && (kept || !computes))
         };
         self.needs.layers.iter().enumerate().map(of_layer).collect()

@@ -16,6 +16,7 @@ fn needs() -> DeviceNeeds {
         kv_bytes: 10 * MIB,
         experts: if l == 0 { None } else { experts(16, 1) },
         is_cpu_only: false,
+        keys_of: None,
     };
     DeviceNeeds {
         layers: (0..10).map(layer).collect(),
@@ -247,12 +248,10 @@ fn any_needs() -> impl Strategy<Value = DeviceNeeds> {
         LayerNeeds { n_experts, n_granules, k, slot_bytes, staging_bytes: 0 }
     });
     let is_cpu_only = proptest::bool::weighted(0.2);
-    let layer = (0..80 * MIB, 0..40 * MIB, proptest::option::of(slots), is_cpu_only);
-    let layer = layer.prop_map(|(dense_bytes, kv_bytes, experts, is_cpu_only)| LayerBytes {
-        dense_bytes,
-        kv_bytes,
-        experts,
-        is_cpu_only,
+    let keys_of = proptest::option::weighted(0.2, 0..12usize);
+    let layer = (0..80 * MIB, 0..40 * MIB, proptest::option::of(slots), is_cpu_only, keys_of);
+    let layer = layer.prop_map(|(dense_bytes, kv_bytes, experts, is_cpu_only, keys_of)| {
+        LayerBytes { dense_bytes, kv_bytes, experts, is_cpu_only, keys_of }
     });
     let layers = proptest::collection::vec(layer, 1..12);
     let rest = (0..99 * MIB, 0..50 * MIB, 0..50 * MIB);
@@ -320,7 +319,8 @@ proptest! {
             prop_assert_eq!(plan.head_on_device, n > 0);
         }
         for (l, on_cpu) in plan.experts_on_cpu.iter().enumerate() {
-            let is_cpu_only = needs.layers[l].is_cpu_only || !plan.has_layer(l);
+            let is_cpu_only =
+                !needs.layers[l].is_on_device(&plan.gpu_layers) || !plan.has_layer(l);
             let kept = wanted.cpu_moe.has(l) || is_cpu_only;
             prop_assert_eq!(*on_cpu, needs.layers[l].experts.is_some() && kept);
         }

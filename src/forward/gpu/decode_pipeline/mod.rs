@@ -198,11 +198,11 @@ impl<'a> GpuPass<'a> {
         let (shape, granules) = (self.routed_shape(l), self.granule_table(l));
         let experts = self.device_route().chosen;
         let chosen = Chosen { n_pairs: shape.k, granules, experts };
-        let (pairs, biases) = (DecodePairs { shape: &shape, chosen }, self.expert_biases(l));
+        let (pairs, form) = (DecodePairs { shape: &shape, chosen }, self.expert_form(l));
         let acts = self.ffn_acts(l);
         // SAFETY: the look-up has written 0 or the addresses of granules of this layer, which are
         // pinned.
-        unsafe { self.expert_context().compute_pairs(&pairs, biases.as_ref(), &acts) }
+        unsafe { self.expert_context().compute_pairs(&pairs, form, &acts) }
     }
 
     /// The experts' sum and the residual.
@@ -303,7 +303,7 @@ impl<'a> GpuPass<'a> {
         let (layer, context, miss_layout) =
             (self.routed_layer(l), self.expert_context(), &self.layout().ffn.miss);
         let (model, tiers, shape) = (self.model, self.tiers(l), self.routed_shape(l));
-        let (acts, biases) = (self.ffn_acts(l), self.expert_biases(l));
+        let (acts, form) = (self.ffn_acts(l), self.expert_form(l));
         let PassState { pipeline, hybrid, peers, .. } = &mut *self.state;
         let DecodePipeline { slots, miss_stream, miss_staging, .. } = pipeline;
         let stream = &*miss_stream;
@@ -324,8 +324,7 @@ impl<'a> GpuPass<'a> {
             LayerCall { model, tiers, routed, shape, is_grouped, n_pairs, n_decode, is_miss };
         let context = ExpertContext { stream, layout: miss_layout, ..context };
         let (chosen, staging) = (routed.chosen, miss_staging);
-        let first =
-            DeviceShare { device: 0, context, acts, chosen, biases, staging, to_first: None };
+        let first = DeviceShare { device: 0, context, acts, chosen, form, staging, to_first: None };
         hybrid.compute(&call, first, peers, self.cpu, self.b)?;
         // Experts that the CPU computed may be worth loading for the next token.
         if let Some(tiers) = tiers {

@@ -9,8 +9,8 @@ use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::table_upload::TableUpload;
 use crate::forward::gpu::expert_parallel::workspace::{PeerLayout, PeerWorkspace, RoutedLayer};
-use crate::forward::gpu::experts::{Biases, DecodePairs, ExpertContext};
-use crate::forward::gpu::layers::GpuBiases;
+use crate::forward::gpu::experts::{DecodePairs, ExpertContext, Form};
+use crate::forward::gpu::layers::GpuForm;
 use crate::forward::gpu::ops::{Ops, types_of};
 use crate::forward::gpu::weights::{GpuWeights, Packer};
 use crate::model::{Bound, Model};
@@ -19,9 +19,9 @@ pub struct Peer {
     /// The device's number in the model, from 1 on.
     device: usize,
     ops: Ops,
-    /// Biases of experts, which slots do not hold.
+    /// Biases and factors of experts, which slots do not hold.
     weights: GpuWeights,
-    biases: Vec<Option<GpuBiases>>,
+    forms: Vec<GpuForm>,
     /// For the experts of each layer, in step with the pass.
     pass: PeerWorkspace,
     /// For the experts that a look-up of the decode pipeline missed, beside the pass.
@@ -33,10 +33,16 @@ impl Bound {
     /// Bytes of a peer's memory that are not for slots, with micro-batches of `n` tokens.
     pub fn gpu_peer_bytes(&self, n: usize) -> usize {
         let layers = self.weights.layers.iter().zip(&self.weights.routed);
-        let biases = layers.filter(|(_, routed)| routed.is_some());
-        let biases = biases.filter_map(|(layer, _)| layer.ffn.as_ref()?.biases.as_ref());
-        // Those of gate and up are stored twice, as on the first device.
-        let values = biases.map(|b| 2 * (b.gate.len() + b.up.len()) + b.down.len());
+        let ffns = layers.filter(|(_, routed)| routed.is_some());
+        let ffns = ffns.filter_map(|(layer, _)| layer.ffn.as_ref());
+        // Biases of gate and up are stored twice, as on the first device. Factors of each begin at
+        // a multiple of 256 bytes.
+        let values = ffns.map(|ffn| {
+            let biases = ffn.biases.as_ref();
+            let biases = biases.map_or(0, |b| 2 * (b.gate.len() + b.up.len()) + b.down.len());
+            let scales = ffn.scales.iter().flat_map(|s| [s.gate.len(), s.up.len()]);
+            biases + scales.map(|n| n.next_multiple_of(64)).sum::<usize>()
+        });
         let layouts = [n, 1].map(|n| PeerLayout::new(&self.hyper, &self.weights, n).n_bytes());
         4 * values.sum::<usize>() + layouts.iter().sum::<usize>()
     }
@@ -54,9 +60,11 @@ impl Peer {
         n: usize,
     ) -> Result<Peer> {
         let mut packer = Packer::new(model, n);
-        let layers = 0..model.hyper.n_layers;
-        let biases = layers.map(|l| if has_experts(l) { packer.routed_biases(l) } else { None });
-        let biases = biases.collect();
+        let forms = (0..model.hyper.n_layers).map(|l| match has_experts(l) {
+            true => packer.routed_form(l).unwrap_or_default(),
+            false => GpuForm::default(),
+        });
+        let forms = forms.collect();
         let workspace = |n| {
             let layout = PeerLayout::new(&model.hyper, &model.weights, n);
             PeerWorkspace::new(first, gpu, &model.hyper, layout)
@@ -65,7 +73,7 @@ impl Peer {
             device,
             ops: Ops::load(gpu, &types_of(model))?,
             weights: packer.upload(gpu)?,
-            biases,
+            forms,
             pass: workspace(n)?,
             miss: workspace(1)?,
             tables: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
@@ -86,7 +94,7 @@ impl Peer {
 
     /// The peer's share of a routed layer. `is_miss`: of the experts that a look-up missed.
     pub fn share(&mut self, is_miss: bool, routed: RoutedLayer) -> Result<DeviceShare<'_>> {
-        let Peer { device, ops, weights, biases, pass, miss, .. } = self;
+        let Peer { device, ops, weights, forms, pass, miss, .. } = self;
         let peer = if is_miss { miss } else { pass };
         if is_miss {
             // The misses of the layer before were finished before this layer's are handled.
@@ -98,10 +106,10 @@ impl Peer {
         let memory = workspace.slice(&layout.acts);
         let h = workspace.slice(&layout.h);
         let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
-        let biases = biases[routed.l].as_ref().map(|b| Biases::new(weights, b));
+        let form = Form::new(weights, &forms[routed.l]);
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let (device, to_first) = (*device, Some(to_first));
-        Ok(DeviceShare { device, context, acts, chosen, biases, staging, to_first })
+        Ok(DeviceShare { device, context, acts, chosen, form, staging, to_first })
     }
 
     /// Pins the peer's experts of layer `l` for the pipeline slot `slot`; see
@@ -118,7 +126,7 @@ impl Peer {
         routed: RoutedLayer,
         shape: &DeviceShape,
     ) -> Result<bool> {
-        let Peer { ops, weights, biases, pass: peer, tables, .. } = self;
+        let Peer { ops, weights, forms, pass: peer, tables, .. } = self;
         let upload = &tables[slot];
         if !upload.has_any {
             return Ok(false);
@@ -147,11 +155,11 @@ impl Peer {
         let memory = workspace.slice(&layout.acts);
         let h = workspace.slice(&layout.h);
         let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
-        let biases = biases[routed.l].as_ref().map(|b| Biases::new(weights, b));
+        let form = Form::new(weights, &forms[routed.l]);
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let chosen = Chosen { n_pairs: k, granules, experts: chosen };
         // SAFETY: the table holds 0 or the addresses of granules of this layer, which are pinned.
-        unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, biases.as_ref(), &acts)? };
+        unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, form, &acts)? };
         Ok(true)
     }
 

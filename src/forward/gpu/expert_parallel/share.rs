@@ -6,7 +6,7 @@ use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::backend::ops::Demand;
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
-use crate::forward::gpu::experts::{Biases, DecodePairs, ExpertContext, GroupedPairs};
+use crate::forward::gpu::experts::{DecodePairs, ExpertContext, Form, GroupedPairs};
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub struct DeviceShare<'a> {
     pub acts: GpuActs<'a>,
     /// u32 [tokens, k]
     pub chosen: DeviceSlice<'a>,
-    pub biases: Option<Biases<'a>>,
+    pub form: Form<'a>,
     pub staging: &'a mut Staging,
     /// The copy to the first device; none for the first device itself.
     pub to_first: Option<&'a mut StagedCopy>,
@@ -66,11 +66,11 @@ impl DeviceShare<'_> {
         let (context, layout, n_items) = (self.context, self.context.layout, demand.experts.len());
         let matrices = context.workspace.slice(&layout.granules).slice(0..8 * table.len());
         self.staging.upload(context.stream, matrices, table, u64::to_le_bytes)?;
-        let (biases, acts) = (self.biases.as_ref(), &self.acts);
+        let (form, acts) = (self.form, &self.acts);
         if !pairs.is_grouped {
             let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
             // SAFETY: the caller's promise, passed on.
-            return unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, biases, acts) };
+            return unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, form, acts) };
         }
         let grouped = GroupedPairs {
             shape,
@@ -84,7 +84,7 @@ impl DeviceShare<'_> {
             pairs: spanned(demand, table),
         };
         // SAFETY: the caller's promise, passed on; the tables are the demand's.
-        unsafe { context.compute_grouped(&grouped, biases, acts, granules) }
+        unsafe { context.compute_grouped(&grouped, form, acts, granules) }
     }
 
     /// Queues the copy of a peer's sums, which are these rows of its `partial`, to the same rows of

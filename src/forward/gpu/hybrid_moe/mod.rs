@@ -42,7 +42,7 @@ impl<'a> GpuPass<'a> {
             n_decode: self.batch.decode_rows().len(),
             is_miss: false,
         };
-        let (acts, biases) = (self.ffn_acts(l), self.expert_biases(l));
+        let (acts, form) = (self.ffn_acts(l), self.expert_form(l));
         let PassState { staging, hybrid, peers, .. } = &mut *self.state;
         let chosen = self.b.route.chosen.iter().copied();
         hybrid.group(chosen, route_k, self.model.hyper.routing.n_experts);
@@ -58,8 +58,7 @@ impl<'a> GpuPass<'a> {
             staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
         }
         let chosen = routed.chosen;
-        let first =
-            DeviceShare { device: 0, context, acts, chosen, biases, staging, to_first: None };
+        let first = DeviceShare { device: 0, context, acts, chosen, form, staging, to_first: None };
         hybrid.compute(&call, first, peers, self.cpu, self.b)?;
         hybrid.begin_attention();
         self.routed_sum(l, call.n_pairs, call.is_grouped)
