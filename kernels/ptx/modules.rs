@@ -127,7 +127,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "cabc36ec32d55aa5c6b5e5de8625bc8a5575cf86645ac37f21ddd69aff8305c3",
+        digest: "6c64851792d38c29e17f164587828153966245f7543589c55957aa5aed7c7c71",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -183,6 +183,7 @@
             "expert_down_f16",
             "expert_gate_up_bf16",
             "expert_down_bf16",
+            "scale_pairs",
             "ordered_sum",
         ],
         gzip: include_bytes!("expert.ptx.gz"),
@@ -384,7 +385,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "b11989eb0a77126b1b5d16d8bc3d3e9f3e6b7a9d912523d58235bebdf10f0061",
+        digest: "264438c0d5a2384fc2679038f4d9f39258c39c97ace3382be4a7df906034a599",
         kernels: &[
             "route",
         ],
