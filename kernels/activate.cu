@@ -13,10 +13,12 @@ struct GatedParams {
     Address<const float> up;
     Address<float> out;
     u32 n;
-    // For the kernels that have a limit.
+    // For the kernels that have a limit, and one of up.
     float limit;
+    float up_limit;
+    u32 unused;
 };
-static_assert(sizeof(GatedParams) == 32);
+static_assert(sizeof(GatedParams) == 40);
 
 KERNEL(swiglu_rows, THREADS, GatedParams) {
     u32 i = index();
@@ -56,6 +58,11 @@ KERNEL(swiglu_limited_rows, THREADS, GatedParams) {
 KERNEL(swiglu_capped_rows, THREADS, GatedParams) {
     u32 i = index();
     if (i < p.n) p.out[i] = swiglu_capped(p.gate[i], p.up[i], p.limit);
+}
+
+KERNEL(situ_rows, THREADS, GatedParams) {
+    u32 i = index();
+    if (i < p.n) p.out[i] = situ(p.gate[i], p.up[i], p.limit, p.up_limit);
 }
 
 struct InPlaceParams {

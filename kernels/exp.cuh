@@ -65,6 +65,12 @@ __device__ __forceinline__ float swiglu_capped(float gate, float up, float limit
     return fminf(gate * sigmoid(gate), limit) * clamp(up, limit);
 }
 
+// The caps are tanhs; an `up_limit` of 0 is none.
+__device__ __forceinline__ float situ(float gate, float up, float limit, float up_limit) {
+    if (up_limit > 0.0f) up = soft_cap(up, up_limit);
+    return soft_cap(gate, limit) * sigmoid(gate) * up;
+}
+
 // ln(1 + x) for 0 ≤ x ≤ 1, step by step as in the twin.
 __device__ __forceinline__ float ln_1p(float x) {
     float s = x / (2.0f + x), square = s * s;

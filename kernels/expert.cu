@@ -37,6 +37,7 @@ enum : u32 {
     SILU_LIMITED,
     SILU_CAPPED,
     RELU_SQUARED,
+    SITU,
 };
 
 __device__ __forceinline__ bool has_gate(u32 activation) {
@@ -46,19 +47,6 @@ __device__ __forceinline__ bool has_gate(u32 activation) {
 // A launch computes gate and up if they have one format. If not, a launch of gate's format leaves
 // the gate's products in `inner` for a launch of up's.
 static constexpr u32 GATE_AND_UP = 0, GATE = 1, UP = 2;
-
-__device__ __forceinline__ float activate(u32 activation, float limit, float gate, float up) {
-    switch (activation) {
-        case SILU: return swiglu(gate, up);
-        case SILU_CLAMPED: return swiglu_clamped(gate, up);
-        case RELU: return relu(up);
-        case RELU_SQUARED: return relu(up) * relu(up);
-        case RELU_GATED: return relu(gate) * up;
-        case GELU: return geglu(gate, up);
-        case SILU_LIMITED: return swiglu_limited(gate, up, limit);
-        default: return swiglu_capped(gate, up, limit);
-    }
-}
 
 struct GateUpParams {
     // [pairs, n_granules]: a granule's address, 0 if it is not on this device
@@ -89,11 +77,26 @@ struct GateUpParams {
     u32 products;
     // [pairs, n_ff]
     Address<float> inner;
-    // For the activations that have a limit.
+    // For the activations that have a limit, and one of up.
     float limit;
-    u32 unused;
+    float up_limit;
 };
 static_assert(sizeof(GateUpParams) == 120);
+
+__device__ __forceinline__ float activate(const GateUpParams& p, float gate, float up) {
+    float limit = p.limit;
+    switch (p.activation) {
+        case SILU: return swiglu(gate, up);
+        case SILU_CLAMPED: return swiglu_clamped(gate, up);
+        case RELU: return relu(up);
+        case RELU_SQUARED: return relu(up) * relu(up);
+        case RELU_GATED: return relu(gate) * up;
+        case GELU: return geglu(gate, up);
+        case SILU_LIMITED: return swiglu_limited(gate, up, limit);
+        case SITU: return situ(gate, up, limit, p.up_limit);
+        default: return swiglu_capped(gate, up, limit);
+    }
+}
 
 template <class F>
 __device__ __forceinline__ void gate_up(const GateUpParams& p) {
@@ -144,7 +147,7 @@ __device__ __forceinline__ void gate_up(const GateUpParams& p) {
     }
     if (up_scale) up *= up_scale[expert];
     if (up_bias) up += up_bias[bias];
-    *to = activate(activation, p.limit, gate, up);
+    *to = activate(p, gate, up);
 }
 
 struct DownParams {

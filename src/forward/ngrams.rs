@@ -5,6 +5,7 @@
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::forward::CpuPass;
 use crate::forward::scratch::{Buffers, rows_of, rows_of_mut};
+use crate::model::Model;
 use crate::model::weights::NgramWeights;
 use crate::quant;
 use crate::simd::Floats;
@@ -13,14 +14,41 @@ use crate::simd::Floats;
 pub struct NgramBuffers {
     before: Vec<Option<u32>>, // tokens of a text, behind those that its state has
     ids: Vec<usize>,          // [hashes], rows of the table
-    embedded: Floats,         // [rows, n_embd]
+    pub embedded: Floats,     // [rows, n_embd]
+    n_embedded: usize,        // values of it that are there
     acts: ActSet,
     value: Floats, // [rows, n_embd]
     key: Floats,   // [rows, n, n_embd], as the next three
     query: Floats,
     normed: Floats,
     convolved: Floats,
-    gates: Vec<f32>, // [rows, n]
+}
+
+impl NgramBuffers {
+    /// Forgets rows of the table, of which there will be so many values.
+    pub fn begin(&mut self, n_values: usize) {
+        self.embedded.resize(n_values);
+        self.n_embedded = 0;
+    }
+
+    /// The table's rows of these tokens of a text, behind those of other texts. `state`: what it
+    /// remembers of the tokens before them.
+    pub fn look_up(&mut self, model: &Model, w: &NgramWeights, state: &[f32], tokens: &[u32]) {
+        let (table, n_embd) = (w.table.mat(&model.gguf), model.hyper.n_embd);
+        self.before.clear();
+        self.before.extend(state.iter().map(|id| (*id as u32).checked_sub(1)));
+        for token in tokens {
+            self.ids.clear();
+            let known = &self.before[self.before.len() - w.params.n_before()..];
+            w.params.rows(*token, known, &mut self.ids);
+            let own = &mut self.embedded[self.n_embedded..][..n_embd];
+            for (to, id) in own.chunks_exact_mut(w.params.dim).zip(&self.ids) {
+                quant::dequantize(table.ty, table.row(*id), to);
+            }
+            self.n_embedded += n_embd;
+            self.before.push(Some(*token));
+        }
+    }
 }
 
 impl CpuPass<'_, '_> {
@@ -40,12 +68,8 @@ impl CpuPass<'_, '_> {
         g.query.copy_from(std::iter::once(&b.streams.all[..]));
         cpu.rms_norm_groups(&mut g.key, &w.key_norm, n, eps);
         cpu.rms_norm_groups(&mut g.query, &w.query_norm, n, eps);
-        self.gate(n_embd, g);
         // gate · value, in the key's place
-        let values = g.value.chunks_exact(n_embd).flat_map(|row| std::iter::repeat_n(row, n));
-        for ((to, value), gate) in g.key.chunks_exact_mut(n_embd).zip(values).zip(&g.gates) {
-            to.iter_mut().zip(value).for_each(|(to, x)| *to = x * gate);
-        }
+        cpu.gate_ngrams(n_rows, &mut g.key, &g.query, &g.value);
         g.normed.copy_from(std::iter::once(&g.key[..]));
         cpu.rms_norm_groups(&mut g.normed, &w.conv_norm, n, eps);
         self.convolve(l, w, g);
@@ -55,42 +79,13 @@ impl CpuPass<'_, '_> {
 
     /// The table's rows of all tokens.
     fn look_up(&mut self, l: usize, w: &NgramWeights, g: &mut NgramBuffers) {
-        let (slot, n_embd) = (self.model.hyper.second_slot(l), self.model.hyper.n_embd);
-        let table = w.table.mat(&self.model.gguf);
-        let (n_before, n_past) = (w.params.n_before(), w.params.conv().n_past());
-        g.embedded.resize(self.batch.n_rows() * n_embd);
+        let slot = self.model.hyper.second_slot(l);
+        let n_past = w.params.conv().n_past();
+        g.begin(self.batch.n_rows() * self.model.hyper.n_embd);
         for (rows, segment) in self.batch.segments() {
-            let state = &self.caches[segment.session].state_mut(slot).past[n_past..];
-            g.before.clear();
-            g.before.extend(state.iter().map(|id| (*id as u32).checked_sub(1)));
-            for row in rows {
-                let token = self.batch.tokens()[row];
-                g.ids.clear();
-                let known = &g.before[g.before.len() - n_before..];
-                w.params.rows(token, known, &mut g.ids);
-                let own = rows_of_mut(&mut g.embedded, &(row..row + 1), n_embd);
-                for (to, id) in own.chunks_exact_mut(w.params.dim).zip(&g.ids) {
-                    quant::dequantize(table.ty, table.row(*id), to);
-                }
-                g.before.push(Some(token));
-            }
+            let before = &self.caches[segment.session].state_mut(slot).past[n_past..];
+            g.look_up(self.model, w, before, &self.batch.tokens()[rows]);
         }
-    }
-
-    /// Gates of the streams: σ(sign(s) · √max(|s|, 10⁻⁶)), s the scaled product of key and query;
-    /// σ(0) where s is 0.
-    fn gate(&self, n_embd: usize, g: &mut NgramBuffers) {
-        const LEAST: f32 = 1e-6;
-        let kernels = self.cpu.kernels;
-        let scale = 1.0 / (n_embd as f32).sqrt();
-        let pairs = g.key.chunks_exact(n_embd).zip(g.query.chunks_exact(n_embd));
-        let root = |s: f32| match s {
-            0.0 => 0.0,
-            s => s.abs().max(LEAST).sqrt().copysign(s),
-        };
-        g.gates.clear();
-        g.gates.extend(pairs.map(|(key, query)| root(kernels.dot_f32(key, query) * scale)));
-        kernels.sigmoid(&mut g.gates);
     }
 
     /// The convolution of each text's rows, whose state keeps the last tokens, too.

@@ -14,16 +14,11 @@ use crate::simd::Floats;
 use std::ops::Range;
 
 impl Bound {
-    /// Bytes of the CPU's buffers for `n` tokens that a device has not: of several streams, and of
-    /// what layers read beside the stream.
+    /// Bytes of the CPU's buffers for `n` tokens that a device has not: of what layers read beside
+    /// the stream.
     pub fn host_buffer_bytes(&self, n: usize) -> usize {
         let hyper = &self.hyper;
-        let n_streams = hyper.streams.map_or(0, |params| params.n);
-        let n_kept = hyper.n_layers.checked_div(hyper.kept_every).map_or(0, |kept| kept + 1);
-        // Streams, their norms and gates; keys, queries, norms and convolutions of n-grams.
-        let n_wide = 3 * n_streams + hyper.ngrams.as_ref().map_or(0, |_| 4 * n_streams) + n_kept;
-        let inputs = (hyper.n_layers + 2) * hyper.layer_input;
-        n * (n_wide * hyper.n_embd + inputs) * size_of::<f32>()
+        n * (hyper.n_layers + 2) * hyper.layer_input * size_of::<f32>()
     }
 }
 

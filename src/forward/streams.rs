@@ -8,13 +8,13 @@ use crate::simd::Floats;
 
 #[derive(Default)]
 pub struct StreamBuffers {
-    pub all: Floats,  // [rows, n, n_embd], or [rows, n_embd] of the present one
-    normed: Floats,   // as `all`
-    acts: ActSet,     // the normed ones in the form that mixes read
-    mixes: Floats,    // [rows, mixes], as weights
-    kept: Vec<f32>,   // [kept, rows, n_embd]
-    gates: Floats,    // as `all`
-    low: [Floats; 2], // [rows, what gates are made of]
+    pub all: Floats,    // [rows, n, n_embd], or [rows, n_embd] of the present one
+    normed: Floats,     // as `all`
+    acts: ActSet,       // the normed ones in the form that mixes read
+    mixes: Floats,      // [rows, mixes], as weights
+    pub kept: Vec<f32>, // [kept, rows, n_embd]
+    gates: Floats,      // as `all`
+    low: [Floats; 2],   // [rows, what gates are made of]
     low_acts: ActSet,
 }
 

@@ -25,6 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::Result;
+use crate::backend::ops::DEVICE_SOURCES_MAX;
 use crate::backend::ops::Frequencies;
 use crate::experts::peers::Peers;
 use crate::experts::{
@@ -303,5 +304,8 @@ fn has_kernels(hyper: &HyperParams, weights: &Weights, layer: usize, n_ctx: usiz
     let chooses = hyper.indexer.as_ref().is_some_and(|indexer| indexer.chooses(n_ctx));
     let keys = hyper.keys_of(layer);
     let mut alike = (0..hyper.n_layers).filter(|other| hyper.keys_of(*other) == keys);
-    alike.all(|l| weights.layers[l].has_kernels(chooses)) && !hyper.sees_all
+    // Streams that layers leave behind, and the present one.
+    let n_streams = hyper.n_layers.checked_div(hyper.kept_every).unwrap_or(0) + 2;
+    let has_streams = n_streams <= DEVICE_SOURCES_MAX;
+    alike.all(|l| weights.layers[l].has_kernels(chooses)) && has_streams && !hyper.sees_all
 }

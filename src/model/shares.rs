@@ -8,7 +8,7 @@ use crate::experts::LayerExperts;
 /// The part of the model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// A layer, but for its routed experts.
+    /// A layer, but for its routed experts; with the last one, how the head reads several streams.
     Dense(usize),
     /// A layer's routed experts.
     Experts(usize),
@@ -84,6 +84,10 @@ impl Bound {
             Some(l) if first + l < self.hyper.n_layers => Share::Dense(first + l),
             Some(_) => Share::Other,
             None if name.starts_with("enc.") => Share::Other,
+            // How the output norm reads the residual streams: the last layer's end.
+            None if rest.starts_with("output_hc_") || rest.starts_with("output_res_") => {
+                Share::Dense(self.hyper.n_layers - 1)
+            }
             None if rest.starts_with("output") => Share::Head,
             None if rest == "token_embd.weight" => Share::Embedding,
             None => Share::Other,

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 25] = [
+const MODELS: [&str; 28] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -38,6 +38,9 @@ const MODELS: [&str; 25] = [
     "minimax-01",
     "kimi-linear",
     "jamba",
+    "kimi-k3",
+    "glm5-next",
+    "qwen4exp",
 ];
 
 /// A text: a prompt and tokens that follow it one by one.

@@ -275,7 +275,7 @@ fn sessions_have_their_own_texts() {
 #[test]
 fn no_more_is_taken_than_planned() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["switch", "nllb_moe"] {
+    for name in ["switch", "nllb_moe", "kimi-k3", "glm5-next", "qwen4exp"] {
         let path = convert_golden(name, "q8_0", dir.path());
         for n in [2, 4, 99] {
             let options = EngineOptions { gpu_layers: Some(n), ..on_device(0, "") };

@@ -31,6 +31,10 @@ fn on_device(seed: u64, vram: &str) -> EngineOptions {
     EngineOptions { device: emulated(seed), vram, n_ctx: Some(32), ..golden_options() }
 }
 
+fn on_cpu() -> EngineOptions {
+    EngineOptions { n_ctx: Some(32), ..golden_options() }
+}
+
 fn tokens() -> Vec<u32> {
     (0..PROMPT + DECODED).map(|i| 3 + (i as u32 * 37) % 90).collect()
 }
@@ -83,7 +87,7 @@ fn agrees_with_the_cpu(name: &str, ty: &str, bound: f32) {
     if !is_there(&path) {
         return;
     }
-    let cpu = load(&path, &EngineOptions { n_ctx: Some(32), ..golden_options() });
+    let cpu = load(&path, &on_cpu());
     let expected = answer(&cpu);
     let device = load(&path, &on_device(1, ""));
     let got = answer(&device);
@@ -151,14 +155,15 @@ agree! {
     norms_around_branches: 0.0, ["gemma4", "gemma4_hf"];
     keys_of_others_and_inputs_of_layers: 0.0, ["gemma4_dense_hf", "gemma4_shared_hf"];
     layers_without_kernels: 0.0, ["glm-dsa"];
-    streams_without_kernels: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
+    several_streams: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
     parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
 }
 
 /// Models of which no layer is left to the CPU.
-const WITHOUT_CPU: [&str; 11] = [
+const WITHOUT_CPU: [&str; 12] = [
     "lfm2moe",
     "kimi-linear",
+    "kimi-k3",
     "bailingmoe3",
     "granitehybrid",
     "nemotron_h_moe",
@@ -221,6 +226,32 @@ fn devices_take_what_is_planned() {
         let what = format!("{name}: {taken} bytes of {planned}");
         eprintln!("{what}");
         assert!(taken <= planned && taken > planned / 10 * 9, "{what}");
+    }
+}
+
+/// All streams move where a model is divided, wherever that is.
+#[test]
+fn several_streams_do_not_depend_on_division_or_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["kimi-k3", "glm5-next", "qwen4exp"] {
+        let path = convert_golden(name, "q8_0", dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let cpu = load(&path, &on_cpu());
+        let (expected, n_layers) = (bits(&answer(&cpu)), cpu.model().hyper().n_layers);
+        let check = |what: &str, options: EngineOptions| {
+            assert!(bits(&answer(&load(&path, &options))) == expected, "{name}: {what}");
+        };
+        for n in 1..=n_layers + 1 {
+            let options = EngineOptions { gpu_layers: Some(n), ..on_device(n as u64, "60%") };
+            let part = load(&path, &options).plan().device.clone();
+            let n_cpu_only = part.map_or(0, |part| part.plan.n_cpu_only);
+            assert!(n_cpu_only < n_layers, "{name}: no layer has kernels");
+            check("layers on the CPU", options);
+        }
+        check("micro-batches", EngineOptions { n_ubatch: Some(3), ..on_device(3, "50%") });
+        check("experts on the CPU", EngineOptions { cpu_moe: CpuMoe::All, ..on_device(2, "") });
     }
 }
 

@@ -88,6 +88,8 @@ fn biases_latent_attention_and_delta_rules_make_no_difference() {
     agrees_with_the_cpu("gpt_oss", "q8_0");
     agrees_with_the_cpu("deepseek_v3", "q8_0");
     agrees_with_the_cpu("qwen3next", "q8_0");
+    // Narrow experts.
+    agrees_with_the_cpu("kimi-k3", "q8_0");
 }
 
 /// The least that a device can be given: a token's experts, and one more.

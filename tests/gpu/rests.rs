@@ -86,7 +86,8 @@ fn on_device(devices: usize) -> EngineOptions {
 #[test]
 fn every_kind_of_layer() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["qwen3moe", "gpt_oss", "deepseek_v2", "qwen3next", "arctic_mixed"] {
+    let usual = ["qwen3moe", "gpt_oss", "deepseek_v2", "qwen3next", "arctic_mixed"];
+    for name in usual.into_iter().chain(["kimi-k3", "qwen4exp"]) {
         let engine = load(&convert_golden(name, "q8_0", dir.path()), &on_device(1));
         check(&engine, name, 1);
     }

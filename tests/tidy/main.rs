@@ -444,6 +444,8 @@ const GPU_PASS: &[&str] = &[
     "devices",
     // Stages of a layer.
     "marks",
+    "streams",
+    "ngrams",
     "cache_rows",
     "graphs",
     "attention",

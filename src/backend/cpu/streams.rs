@@ -119,6 +119,25 @@ impl Cpu {
         });
     }
 
+    /// `key` [tokens, n, n_embd] becomes `value` [tokens, n_embd] times a gate a stream:
+    /// σ(sign(s) · √max(|s|, 10⁻⁶)), s the scaled product of key and `query`; σ(0) where s is 0.
+    pub fn gate_ngrams(&self, tokens: usize, key: &mut [f32], query: &[f32], value: &[f32]) {
+        const LEAST: f32 = 1e-6;
+        let (n_embd, n) = (value.len() / tokens.max(1), key.len() / value.len().max(1));
+        assert!(key.len() == query.len() && key.len() == tokens * n * n_embd);
+        let scale = 1.0 / (n_embd as f32).sqrt();
+        let values = value.chunks_exact(n_embd).flat_map(|row| std::iter::repeat_n(row, n));
+        let pairs = key.chunks_exact_mut(n_embd).zip(query.chunks_exact(n_embd));
+        for ((key, query), value) in pairs.zip(values) {
+            let mut gate = [match self.kernels.dot_f32(key, query) * scale {
+                0.0 => 0.0,
+                s => s.abs().max(LEAST).sqrt().copysign(s),
+            }];
+            self.kernels.sigmoid(&mut gate);
+            key.iter_mut().zip(value).for_each(|(key, x)| *key = x * gate[0]);
+        }
+    }
+
     /// `out` [tokens, n_embd]: Σ p · source over `kept` streams and the present one, in this order,
     /// p the softmax of `weight · source / rms(source)`. Kept ones are [kept, tokens, n_embd].
     pub fn recall_streams(

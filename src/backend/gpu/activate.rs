@@ -8,12 +8,14 @@ use crate::backend::ops::{Activation, ExpertForm};
 const THREADS: u32 = 256;
 
 kernel_params! {
-    pub struct GatedParams[32] {
+    pub struct GatedParams[40] {
         gate: DevicePtr,
         up: DevicePtr,
         out: DevicePtr,
         n: u32,
         limit: f32,
+        up_limit: f32,
+        unused: u32,
     }
 }
 
@@ -35,6 +37,7 @@ kernels! {
         geglu: GatedParams = "geglu_rows",
         swiglu_limited: GatedParams = "swiglu_limited_rows",
         swiglu_capped: GatedParams = "swiglu_capped_rows",
+        situ: GatedParams = "situ_rows",
         sigmoid: InPlaceParams = "sigmoid_rows",
         softplus: InPlaceParams = "softplus_rows",
         softmax: InPlaceParams = "softmax_rows",
@@ -53,7 +56,7 @@ impl Activate {
         up: DeviceSlice,
         out: DeviceSlice,
     ) -> Result<()> {
-        let ExpertForm { activation, limit, .. } = form;
+        let ExpertForm { activation, limit, up_limit, .. } = form;
         let n = out.count::<f32>();
         assert_eq!(n, up.count::<f32>());
         let gate = gate.filter(|_| activation.is_gated());
@@ -70,13 +73,13 @@ impl Activate {
             Activation::Gelu => self.geglu,
             Activation::SiluLimited => self.swiglu_limited,
             Activation::SiluCapped => self.swiglu_capped,
-            Activation::Situ => unreachable!("{activation:?} is computed on the CPU"),
+            Activation::Situ => self.situ,
         };
         if n == 0 {
             return Ok(());
         }
         let (gate, up, out) = (gate.into(), up.into(), out.into());
-        let params = GatedParams { gate, up, out, n: u32_of(n), limit };
+        let params = GatedParams { gate, up, out, n: u32_of(n), limit, up_limit, unused: 0 };
         // SAFETY: the slices have n values each (asserted).
         unsafe { stream.launch(kernel, Grid::each(n, THREADS), &params) }
     }

@@ -34,7 +34,7 @@ kernel_params! {
         products: u32,
         inner: DevicePtr,
         limit: f32,
-        unused: u32,
+        up_limit: f32,
     }
 }
 
@@ -120,6 +120,7 @@ pub struct ExpertShape {
     pub activation: Activation,
     /// As in `ops::ExpertShape`.
     pub limit: f32,
+    pub up_limit: f32,
 }
 
 impl ExpertShape {
@@ -450,6 +451,7 @@ fn gate_up_params(
         up_scale: scales.map(|s| s.up).into(),
         activation: activation_code(shape.activation),
         limit: shape.limit,
+        up_limit: shape.up_limit,
         ..Default::default()
     }
 }
@@ -461,8 +463,8 @@ fn activation_code(activation: Activation) -> u32 {
         Activation::Gelu => 4,
         Activation::SiluLimited => 5,
         Activation::SiluCapped => 6,
-        Activation::Situ => unreachable!("{activation:?} is computed on the CPU"),
         Activation::ReluSquared => 7,
+        Activation::Situ => 8,
         Activation::Silu => 0,
         Activation::SiluClamped => 1,
         Activation::Relu => 2,

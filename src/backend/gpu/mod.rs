@@ -32,6 +32,7 @@ pub mod sample;
 pub mod scan;
 pub mod slots;
 mod stream;
+pub mod streams;
 
 pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, no_room};
 #[cfg(feature = "emulated")]
@@ -82,6 +83,13 @@ pub const LAYOUTS: &[&Layout] = &[
     slots::PostParams::LAYOUT,
     slots::LimitParams::LAYOUT,
     slots::PlaceRowsParams::LAYOUT,
+    streams::JoinStreamsParams::LAYOUT,
+    streams::FeedStreamsParams::LAYOUT,
+    streams::MeanSiluParams::LAYOUT,
+    streams::JoinGatedParams::LAYOUT,
+    streams::ScoreStreamsParams::LAYOUT,
+    streams::RecallStreamsParams::LAYOUT,
+    streams::GateNgramsParams::LAYOUT,
     #[cfg(feature = "emulated")]
     emulated::ProbeParams::LAYOUT,
 ];

@@ -70,6 +70,24 @@ fn rows_a_block(dim: usize) -> u32 {
     }
 }
 
+/// RMSNorm in place of each of `n_groups` parts of rows as long as `weight`.
+fn groups_params(x: DeviceSlice, weight: DeviceSlice, n_groups: usize, eps: f32) -> RmsNormParams {
+    let (width, n) = (weight.count::<f32>(), x.count::<f32>());
+    assert!(n.is_multiple_of(width), "{n} in rows of {width}");
+    assert!(width.is_multiple_of(n_groups), "{n_groups} groups of {width}");
+    let dim = width / n_groups;
+    RmsNormParams {
+        weight: weight.into(),
+        out: x.into(),
+        eps,
+        rows: u32_of(n / dim),
+        dim: u32_of(dim),
+        groups: u32_of(n_groups),
+        stride: u32_of(dim),
+        ..Default::default()
+    }
+}
+
 impl Norm {
     /// RMSNorm of each row of `x` f32 [n, dim] into `out`, `weight` being [dim]: the twin's bits.
     pub fn rms_norm_rows(
@@ -106,21 +124,24 @@ impl Norm {
         n_groups: usize,
         eps: f32,
     ) -> Result<()> {
-        let (width, n) = (weight.count::<f32>(), x.count::<f32>());
-        assert!(n.is_multiple_of(width), "{n} in rows of {width}");
-        assert!(width.is_multiple_of(n_groups), "{n_groups} groups of {width}");
-        let dim = width / n_groups;
-        let params = RmsNormParams {
-            weight: weight.into(),
-            out: x.into(),
-            eps,
-            rows: u32_of(n / dim),
-            dim: u32_of(dim),
-            groups: u32_of(n_groups),
-            stride: u32_of(dim),
-            ..Default::default()
-        };
+        let params = groups_params(x, weight, n_groups, eps);
         self.rms(stream, self.rms_norm_in_place, params)
+    }
+
+    /// As `rms_norm_groups`, into `out`.
+    pub fn rms_norm_groups_into(
+        &self,
+        stream: &Stream,
+        x: DeviceSlice,
+        weight: DeviceSlice,
+        n_groups: usize,
+        eps: f32,
+        out: DeviceSlice,
+    ) -> Result<()> {
+        assert_eq!(out.len(), x.len());
+        let params = groups_params(x, weight, n_groups, eps);
+        let params = RmsNormParams { x: x.into(), out: out.into(), ..params };
+        self.rms(stream, self.rms_norm, params)
     }
 
     /// RMSNorm of columns of rows, as many as `weight` f32 [dim] has, into `out` f32 [rows, dim] or

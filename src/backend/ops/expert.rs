@@ -37,11 +37,6 @@ impl Activation {
     pub fn is_limited(self) -> bool {
         matches!(self, Activation::SiluLimited | Activation::SiluCapped)
     }
-
-    /// Whether devices have kernels for it.
-    pub fn has_kernels(self) -> bool {
-        self != Activation::Situ
-    }
 }
 
 /// Types and widths of one expert: routed, shared, or a dense FFN seen as one expert.

@@ -20,6 +20,6 @@ pub use recurrence::{
 pub use rope::{Frequencies, RopePairing, RopeShape};
 pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, RouteRows, Score};
 pub use rows::{HeadMats, RowBytes, Rows, RowsMut, row_bytes};
-pub use streams::Mixing;
+pub use streams::{DEVICE_SOURCES_MAX, DEVICE_STREAMS_MAX, Mixing};
 
 pub(in crate::backend) use routing::RouteScratch;

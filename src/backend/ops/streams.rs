@@ -1,5 +1,12 @@
 //! Several residual streams a token.
 
+/// Streams of a token, at most, that devices mix: a warp has their weights.
+pub const DEVICE_STREAMS_MAX: usize = 8;
+
+/// Streams, at most, of which devices take the mean: those that layers have left behind, and the
+/// present one.
+pub const DEVICE_SOURCES_MAX: usize = 64;
+
 /// The form of a token's hyper-connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Mixing<'a> {

@@ -5,7 +5,7 @@ use super::data::Random;
 use super::report::Report;
 use crate::Result;
 use crate::backend::cpu::expert::{
-    geglu, reglu, relu, relu_squared, swiglu_capped, swiglu_limited,
+    geglu, reglu, relu, relu_squared, situ, swiglu_capped, swiglu_limited,
 };
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::activate::Activate;
@@ -28,8 +28,9 @@ const HARD: [f32; 12] = [
     f32::NAN,
 ];
 
-/// Limit and slope of the clamped gate.
+/// Limits, and the slope of the clamped gate.
 const LIMIT: f32 = 7.0;
+const UP_LIMIT: f32 = 5.0;
 const SLOPE: f32 = 1.702;
 
 /// Gates and ups, on the host and on the device.
@@ -64,7 +65,7 @@ impl Pairs {
         let gate = Some(self.gate_up.all()).filter(|_| activation.is_gated());
         let (up, out) = (self.up_up.all(), self.out.all());
         let form =
-            ExpertForm { activation, limit: LIMIT, up_limit: 0.0, biases: None, scales: None };
+            ExpertForm { activation, limit: LIMIT, up_limit: UP_LIMIT, biases: None, scales: None };
         activate.gated(&bench.stream, form, gate, up, out)?;
         bench.down_f32(&self.out)
     }
@@ -73,7 +74,7 @@ impl Pairs {
 /// The activation on the CPU, which may change gate and up.
 type Twin = fn(&Kernels, &mut [f32], &mut [f32], &mut [f32]);
 
-const GATED: [(&str, Activation, Twin); 8] = [
+const GATED: [(&str, Activation, Twin); 9] = [
     ("swiglu_rows", Activation::Silu, |kernels, gate, up, out| kernels.swiglu(gate, up, out)),
     ("relu_rows", Activation::Relu, |_, _, up, out| {
         out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u));
@@ -94,6 +95,9 @@ const GATED: [(&str, Activation, Twin); 8] = [
     }),
     ("swiglu_capped_rows", Activation::SiluCapped, |kernels, gate, up, out| {
         swiglu_capped(kernels, LIMIT, gate, up, out);
+    }),
+    ("situ_rows", Activation::Situ, |kernels, gate, up, out| {
+        situ(kernels, [LIMIT, UP_LIMIT], gate, up, out);
     }),
 ];
 

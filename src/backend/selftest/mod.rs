@@ -26,6 +26,7 @@ mod rows;
 mod sample;
 mod scan;
 mod slots;
+mod streams;
 
 pub use report::{Outcome, Report, Row};
 
@@ -53,6 +54,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("router", router::check),
     ("slots", slots::check),
     ("expert", expert::check),
+    ("streams", streams::check),
     ("sample", sample::check),
 ];
 

@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::experts::vram::{GranuleLayout, VramTiers};
-use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuOnly};
+use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuOnly, GpuStreams};
 use crate::forward::gpu::ops::{Ops, types_of};
 use crate::forward::gpu::weights::{GpuLinear, GpuWeights, Packer};
 use crate::forward::gpu::workspace::{Workspace, WorkspaceLayout};
@@ -26,6 +26,8 @@ pub struct DeviceModel {
     /// The parts of a model with an encoder besides its layers.
     pub encoder: Option<GpuEncoder>,
     pub head: Option<(GpuNorm, GpuLinear)>,
+    /// How the output norm reads the residual streams, if the last layer is on the device.
+    pub last_streams: GpuStreams,
     /// By layer: how the granules of its routed experts are laid out.
     pub layouts: Vec<Option<GranuleLayout>>,
     /// The VRAM tiers of all devices; none if no device holds experts.
@@ -56,6 +58,10 @@ impl DeviceModel {
         let layers: Vec<_> = (0..model.hyper.n_layers).map(layer).collect();
         let encoder = model.weights.encoder.as_ref().map(|encoder| packer.encoder(encoder));
         let weights = &model.weights;
+        let last_streams = match layers.last() {
+            Some(Some(_)) => packer.streams(&weights.last_streams),
+            _ => GpuStreams::One,
+        };
         let head = (options.head)
             .then(|| (packer.norm(&weights.output_norm), packer.linear(&weights.output)));
         let tables = DeviceBuffer::of(gpu, packer.table_bytes().max(256), "tables", "-ub, -ngl")?;
@@ -80,6 +86,7 @@ impl DeviceModel {
             layers,
             encoder,
             head,
+            last_streams,
         })
     }
 }

@@ -41,6 +41,7 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
         k,
         activation: expert.activation,
         limit: expert.limit,
+        up_limit: expert.up_limit,
     }
 }
 
@@ -213,8 +214,8 @@ impl<'a> ExpertContext<'a> {
         }
         let rows = |all| inner_rows(shape, all, &pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
-        let (activation, limit) = (shape.activation, shape.limit);
-        let function = ExpertForm { activation, limit, up_limit: 0.0, biases: None, scales: None };
+        let DeviceShape { activation, limit, up_limit, .. } = *shape;
+        let function = ExpertForm { activation, limit, up_limit, biases: None, scales: None };
         self.ops.activate.gated(self.stream, function, gate, rows(up), activated)?;
         let inner = self.inner_acts(shape, pairs.n_pairs, pairs.pairs.clone(), inner)?;
         let partial = self.partial(shape, pairs.n_pairs);

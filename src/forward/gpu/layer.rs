@@ -4,6 +4,7 @@ use crate::Result;
 use crate::experts::vram::VramTiers;
 use crate::forward::gpu::layers::{GpuMixer, GpuOnly};
 use crate::forward::gpu::pass::GpuPass;
+use crate::model::weights::Part;
 
 /// How the experts of a layer are computed.
 enum ExpertPath<'a> {
@@ -45,17 +46,18 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
 
     // routed experts, residual
     match path {
-        ExpertPath::None => cx.end_layer(l),
+        ExpertPath::None => cx.end_layer(l)?,
         ExpertPath::Device(expert) => {
             cx.record_dense(l)?;
-            cx.dense_expert(l, expert)
+            cx.dense_expert(l, expert)?;
         }
-        ExpertPath::Pipeline(tiers) => cx.pipelined_experts(l, tiers),
+        ExpertPath::Pipeline(tiers) => cx.pipelined_experts(l, tiers)?,
         ExpertPath::Host => {
             cx.download_route(l)?;
-            cx.host_routed_experts(l)
+            cx.host_routed_experts(l)?;
         }
     }
+    cx.end_streams(l)
 }
 
 /// x → x, h and the forms of it that experts read, the route, and y: the shared expert's output, if
@@ -71,6 +73,11 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
 
     // norm, attention, residual
     if !matches!(layer.mixer, GpuMixer::None) {
+        cx.begin_streams(l)?;
+        if let Some(ngrams) = &layer.ngrams {
+            cx.add_ngrams(l, ngrams)?;
+        }
+        cx.read_streams(l, Part::Mixer)?;
         cx.norm(&layer.norm, cx.x(), cx.h())?;
     }
     match &layer.mixer {
@@ -86,7 +93,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     }
     layer.ffn.as_ref().map_or(Ok(()), |ffn| cx.keep_before(ffn))?;
     if !matches!(layer.mixer, GpuMixer::None) {
-        cx.add_residual(layer.post_norm.as_ref(), 1.0)?;
+        cx.feed_streams(l, Part::Mixer, layer.post_norm.as_ref(), 1.0)?;
     }
 
     // norm, attention to the source text, residual
@@ -98,6 +105,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
 
     // dense branch, residual
     let Some(ffn) = &layer.ffn else { return Ok(()) };
+    cx.read_streams(l, Part::FeedForward)?;
     if let Some(branch) = &ffn.branch {
         cx.dense_branch(branch)?;
     }
@@ -121,5 +129,6 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     if ffn.weights_input {
         cx.weigh_input(l)?;
     }
-    Ok(())
+    // narrow experts' input
+    ffn.latent.as_ref().map_or(Ok(()), |latent| cx.narrow(l, latent, &acts))
 }

@@ -1,5 +1,5 @@
 //! The layer loop on a device. Layers that are not on the device run on the CPU; the residual
-//! stream moves between the two.
+//! stream, or all of several, moves between the two.
 
 use crate::Result;
 use crate::forward::CpuPass;
@@ -8,7 +8,6 @@ use crate::forward::events::nanos_since;
 use crate::forward::gpu::devices::Devices;
 use crate::forward::gpu::layer::{before_experts, layer};
 use crate::forward::gpu::pass::{GpuPass, Role};
-use crate::forward::gpu::upload::floats;
 use std::time::Instant;
 
 /// Computes a pass. Whether it succeeds or fails, no work of it is left when this returns.
@@ -34,7 +33,7 @@ fn begin(cx: &mut GpuPass) {
 fn decode(cx: &mut GpuPass) -> Result<()> {
     run_layers(cx)?;
     let start = Instant::now();
-    move_stream(cx, cx.dev.head.is_some())?;
+    move_stream(cx, cx.hyper().n_layers, cx.dev.head.is_some())?;
     cx.finish_pending()?;
     if cx.on_device {
         cx.outputs()?;
@@ -59,7 +58,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
     let is_on_device = |l: &usize| cx.dev.layers[*l].is_some();
     let first = layers.clone().find(is_on_device).unwrap_or(layers.end);
     if first > layers.start {
-        move_stream(cx, false)?;
+        move_stream(cx, cx.hyper().n_layers, false)?;
         cx.model.encoder_output(cx.cpu, cx.b);
         let GpuPass { model, cpu, batch, caches, b, observer, .. } = &mut *cx;
         let pass = CpuPass { model, cpu, batch, caches: &mut [], observer: *observer };
@@ -67,7 +66,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
         let (stream, h) = (cx.stream(), cx.h());
         cx.state.staging.upload(stream, h, &cx.b.h, f32::to_le_bytes)?;
     } else {
-        move_stream(cx, true)?;
+        move_stream(cx, cx.hyper().n_layers, true)?;
         cx.norm(&cx.encoder().output_norm, cx.x(), cx.h())?;
     }
     cx.cross_keys(first..layers.end)?;
@@ -79,12 +78,13 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
 
 fn run_layers(cx: &mut GpuPass) -> Result<()> {
     capture_graphs(cx)?;
+    cx.upload_ngrams()?;
     upload_positions(cx)?;
     cx.upload_layer_inputs()?;
     for l in cx.layers() {
         before_layer(cx, l)?;
         let is_on_device = cx.dev.layers[l].is_some();
-        move_stream(cx, is_on_device)?;
+        move_stream(cx, l, is_on_device)?;
         if is_on_device {
             layer(cx, l)?;
         } else {
@@ -164,18 +164,17 @@ fn upload_positions(cx: &mut GpuPass) -> Result<()> {
     cx.state.staging.upload(stream, to, &past, u32::to_le_bytes)
 }
 
-/// Moves the residual stream to the device or to the CPU, if it is not there.
-fn move_stream(cx: &mut GpuPass, to_device: bool) -> Result<()> {
+/// Moves what layer `l` or, behind the last layer, the head reads to the device or to the CPU, if
+/// it is not there.
+fn move_stream(cx: &mut GpuPass, l: usize, to_device: bool) -> Result<()> {
     if std::mem::replace(&mut cx.on_device, to_device) == to_device {
         return Ok(());
     }
     cx.finish_pending()?;
-    let (stream, x) = (cx.stream(), cx.x());
     if to_device {
-        return cx.state.staging.upload(stream, x, &cx.b.x, f32::to_le_bytes);
+        return cx.upload_streams(l);
     }
-    let to = &mut cx.b.x;
-    cx.state.staging.download(stream, &[x], &mut |_, bytes| floats(bytes, to))?;
+    cx.download_streams(l)?;
     cx.wait_for_peers()
 }
 

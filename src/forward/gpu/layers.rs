@@ -10,11 +10,13 @@ use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
+use crate::model::hyper::HyperParams;
 use crate::model::recurrent::{Mamba2Shape, MambaShape};
+use crate::model::streams::StreamParams;
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, KdaWeights, LatentWeights,
-    LightningWeights, Mamba2Weights, MambaWeights, Mixer, Norm, OnlyScales, Projection, Query,
-    ShortConvWeights,
+    LightningWeights, Mamba2Weights, MambaWeights, Mixer, NgramWeights, Norm, OnlyScales,
+    Projection, Query, ShortConvWeights, Streams,
 };
 use std::ops::Range;
 
@@ -222,6 +224,7 @@ pub struct GpuFfn {
     pub dense: Option<GpuOnly>,
     /// Of the routed experts.
     pub form: GpuForm,
+    pub latent: Option<GpuLatentExperts>,
     pub shared: Option<GpuShared>,
     pub branch: Option<GpuBranch>,
     pub sees_before: bool,
@@ -230,6 +233,13 @@ pub struct GpuFfn {
     pub scale: f32,
     pub routes_stream: bool,
     pub weights_input: bool,
+}
+
+/// See `Latent`.
+pub struct GpuLatentExperts {
+    pub down: GpuLinear,
+    pub norm: Option<GpuVector>,
+    pub up: GpuLinear,
 }
 
 /// A dense branch beside the routed experts.
@@ -262,6 +272,50 @@ pub struct GpuLayer {
     pub ffn: Option<GpuFfn>,
     pub input: Option<GpuInput>,
     pub scale: f32,
+    /// See `Layer`.
+    pub streams: [GpuStreams; 2],
+    pub ngrams: Option<GpuNgrams>,
+}
+
+/// See `Streams`.
+pub enum GpuStreams {
+    One,
+    Hyper(Box<GpuConnection>),
+    Gated(Box<GpuGatedConnection>),
+    Mean,
+    Kept(GpuVector),
+}
+
+/// See `Connection`.
+pub struct GpuConnection {
+    pub mixes: GpuLinear,
+    pub scales: GpuVector,
+    pub bases: GpuVector,
+    pub params: StreamParams,
+}
+
+/// See `GatedConnection`.
+pub struct GpuGatedConnection {
+    pub n: usize,
+    pub norm: GpuVector,
+    pub down: GpuLinear,
+    pub up: GpuLinear,
+    pub inject: Option<GpuLinear>,
+}
+
+/// See `NgramWeights`.
+pub struct GpuNgrams {
+    /// Streams of a token.
+    pub n: usize,
+    pub key: GpuLinear,
+    pub value: GpuLinear,
+    pub key_norm: GpuVector,
+    pub query_norm: GpuVector,
+    pub conv_norm: GpuVector,
+    pub conv: GpuConv,
+    /// Values that the convolution remembers, and ids behind them.
+    pub n_past: usize,
+    pub n_before: usize,
 }
 
 /// A `DistanceBias`, uploaded.
@@ -278,6 +332,12 @@ pub struct GpuEncoder {
 }
 
 impl GpuLayer {
+    /// Places of the cache with states of layer `l`, in the order in which they are computed.
+    pub fn state_slots(&self, hyper: &HyperParams, l: usize) -> impl Iterator<Item = usize> {
+        let of_ngrams = self.ngrams.is_some().then(|| hyper.second_slot(l));
+        of_ngrams.into_iter().chain(self.mixer.has_state().then_some(l))
+    }
+
     /// The layer's experts that every token goes to.
     pub fn only_experts(&self) -> impl Iterator<Item = &GpuOnly> {
         self.ffn.iter().flat_map(|ffn| {
@@ -323,6 +383,8 @@ impl<'a> Packer<'a> {
                 norm: self.norm(&input.norm),
             }),
             scale: layer.scale,
+            streams: layer.streams.each_ref().map(|streams| self.streams(streams)),
+            ngrams: layer.ngrams.as_ref().map(|ngrams| self.ngrams(ngrams)),
         }
     }
 
@@ -333,6 +395,41 @@ impl<'a> Packer<'a> {
         };
         let (encoder_bias, decoder_bias) = (bias(&w.encoder_bias), bias(&w.decoder_bias));
         GpuEncoder { output_norm: self.norm(&w.output_norm), encoder_bias, decoder_bias }
+    }
+
+    pub fn streams(&mut self, streams: &'a Streams) -> GpuStreams {
+        match streams {
+            Streams::One => GpuStreams::One,
+            Streams::Mean => GpuStreams::Mean,
+            Streams::Kept(score) => GpuStreams::Kept(self.vector(score)),
+            Streams::Hyper(w) => GpuStreams::Hyper(Box::new(GpuConnection {
+                mixes: self.linear(&w.mixes),
+                scales: self.vector(&w.scales),
+                bases: self.vector(&w.bases),
+                params: w.params,
+            })),
+            Streams::Gated(w) => GpuStreams::Gated(Box::new(GpuGatedConnection {
+                n: w.n,
+                norm: self.vector(&w.norm),
+                down: self.linear(&w.down),
+                up: self.linear(&w.up),
+                inject: w.inject.as_ref().map(|inject| self.linear(inject)),
+            })),
+        }
+    }
+
+    fn ngrams(&mut self, w: &'a NgramWeights) -> GpuNgrams {
+        GpuNgrams {
+            n: w.key.weight.rows / w.value.weight.rows,
+            key: self.linear(&w.key),
+            value: self.linear(&w.value),
+            key_norm: self.vector(&w.key_norm),
+            query_norm: self.vector(&w.query_norm),
+            conv_norm: self.vector(&w.conv_norm),
+            conv: self.conv(w.conv.form(), None),
+            n_past: w.params.conv().n_past(),
+            n_before: w.params.n_before(),
+        }
     }
 
     fn optional(&mut self, values: &'a Option<Vec<f32>>) -> Option<GpuVector> {
@@ -512,6 +609,11 @@ impl<'a> Packer<'a> {
             router,
             dense,
             form: self.routed_form(l).unwrap_or_default(),
+            latent: w.latent.as_ref().map(|latent| GpuLatentExperts {
+                down: self.linear(&latent.down),
+                norm: self.optional(&latent.norm),
+                up: self.linear(&latent.up),
+            }),
             shared: w.shared.as_ref().map(|shared| GpuShared {
                 expert: self.scaled(&model.shared, l, shared.shape, &shared.scales),
                 gate: shared.gate.as_ref().map(|gate| self.matrix(gate)),

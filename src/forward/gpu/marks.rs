@@ -5,8 +5,8 @@ use crate::backend::gpu::DeviceSlice;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
 
 impl<'a> GpuPass<'a> {
-    /// Calls `part` for each text's rows in their order, cut where a copy of layer `l`'s state is
-    /// wanted, with its past inputs and its state. Makes the copies.
+    /// Calls `part` for each text's rows in their order, cut where a copy of the state in place `l`
+    /// is wanted, with its past inputs and its state. Makes the copies.
     pub fn over_states(
         &mut self,
         l: usize,
@@ -36,26 +36,32 @@ impl<'a> GpuPass<'a> {
         parts
     }
 
-    /// Copies the state of layer `l`, which has computed the segment's rows up to `end`, if it was
-    /// asked for. Layers do so in their order; the CPU's values stand before theirs.
+    /// Copies the state of a place of the cache, whose layer has computed the segment's rows up to
+    /// `end`, if it was asked for. Layers do so in their order; the CPU's values stand before
+    /// theirs, which are in the order of the places.
     fn note_state(&mut self, l: usize, segment: &GpuSegment<'a>, end: usize) -> Result<()> {
         let host = &mut self.caches.host[segment.segment.session];
         let Some(mark) = host.mark_at(n_past(segment, end)) else { return Ok(()) };
         self.state.staging.wait(&self.dev.stream)?;
-        segment.cache.read_state(l, &mut mark.values)
+        let mut own = Vec::new();
+        segment.cache.read_state(l, &mut own)?;
+        let hyper = &self.model.hyper;
+        let layer = hyper.layer_of_slot(l);
+        let is_behind = |slot: usize| slot > l && hyper.layer_of_slot(slot) <= layer;
+        let at = mark.values.len() - segment.cache.n_values_of(is_behind);
+        mark.values.splice(at..at, own);
+        Ok(())
     }
 
     /// Copies the states behind the segments' last rows, as far as they were asked for. All layers
     /// are computed.
     pub fn note_last_states(&mut self) -> Result<()> {
         let dev = self.dev;
-        let has_state = |l: &usize| match &dev.layers[*l] {
-            Some(layer) => layer.mixer.has_state(),
-            None => false,
-        };
+        let hyper = self.hyper();
+        let of_layer = |l: usize| dev.layers[l].iter().flat_map(move |on| on.state_slots(hyper, l));
         for segment in self.segments() {
-            for l in self.layers().filter(has_state) {
-                self.note_state(l, &segment, segment.rows.end)?;
+            for slot in self.layers().flat_map(of_layer) {
+                self.note_state(slot, &segment, segment.rows.end)?;
             }
         }
         Ok(())

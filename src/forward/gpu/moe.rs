@@ -5,12 +5,16 @@ use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum};
 use crate::backend::gpu::router::{DeviceRoute, RouteVectors};
-use crate::forward::gpu::acts::GpuActs;
+use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::experts::{DecodePairs, Form, GroupedPairs, device_shape, is_grouped};
-use crate::forward::gpu::layers::{GpuBranch, GpuFfn, GpuOnly, GpuRouter};
+use crate::forward::gpu::layers::{
+    GpuBranch, GpuFfn, GpuLatentExperts, GpuOnly, GpuRouter, GpuStreams,
+};
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuVector;
 use crate::forward::gpu::workspace::RouteParts;
+use crate::gguf::TensorType;
+use crate::model::weights::Part;
 
 /// The use of the result of an expert that every token goes to; see `OrderedSum`.
 struct OnlySum<'a> {
@@ -58,9 +62,22 @@ impl<'a> GpuPass<'a> {
     /// without a norm.
     fn plain_residual(&self, l: usize) -> Option<(DeviceSlice<'a>, f32)> {
         let (ffn, scale) = (self.ffn(l), self.hyper().residual_scale);
+        let is_one = matches!(self.layer(l).streams[Part::FeedForward as usize], GpuStreams::One);
         let has_norm = ffn.post_norm.is_some() || ffn.experts_norm.is_some();
-        let is_plain = !has_norm && !self.adds_to_normed();
+        let is_plain = !has_norm && is_one && ffn.latent.is_none() && !self.adds_to_normed();
         is_plain.then(|| (self.x(), ffn.scale * scale))
+    }
+
+    /// Feeds y to the stream or the streams, of the feed-forward part of a layer; y is normalised
+    /// and joined by the dense branch before, if the layer has a norm for it.
+    pub fn add_experts(&self, l: usize) -> Result<()> {
+        let ffn = self.ffn(l);
+        if let Some(norm) = &ffn.experts_norm {
+            self.norm(norm, self.y(), self.h())?;
+            self.stream().copy(self.y(), self.h())?;
+            self.dev.ops.rows.add(self.stream(), self.y(), self.branch())?;
+        }
+        self.feed_streams(l, Part::FeedForward, ffn.post_norm.as_ref(), ffn.scale)
     }
 
     /// The offsets of a route's parts.
@@ -120,6 +137,40 @@ impl<'a> GpuPass<'a> {
         rows.mul_rows(self.stream(), self.h(), weights)?;
         rows.set(self.stream(), weights, 1.0)?;
         self.acts_of_h(self.ffn_weights(l).inputs()).map(drop)
+    }
+
+    /// Makes the narrow experts' input of h and stores it in the forms that they read.
+    pub fn narrow(&self, l: usize, latent: &GpuLatentExperts, acts: &GpuActs) -> Result<()> {
+        let (expert, rows) = (&self.ffn_weights(l).expert, self.expert_input(l));
+        self.linear(&latent.down, acts, rows)?;
+        self.latent_acts(expert.inputs(), expert.n_embd, rows).map(drop)
+    }
+
+    /// y += up · norm(sums), of the narrow experts' sums in the place of their input; h is
+    /// overwritten.
+    fn widen(&self, l: usize, latent: &GpuLatentExperts) -> Result<()> {
+        let (sums, stream, ops) = (self.expert_input(l), self.stream(), &self.dev.ops);
+        if let Some(norm) = &latent.norm {
+            let weight = self.dev.weights.vector(norm);
+            ops.norm.rms_norm_heads(stream, sums, weight, self.hyper().norm_eps)?;
+        }
+        let up = &latent.up;
+        let acts = self.latent_acts([up.weight.ty], up.weight.cols, sums)?;
+        self.linear(up, &acts, self.h())?;
+        if self.ffn(l).shared.is_none() {
+            ops.rows.set(stream, self.y(), 0.0)?;
+        }
+        ops.rows.add(stream, self.y(), self.h())
+    }
+
+    fn latent_acts(
+        &self,
+        types: impl IntoIterator<Item = TensorType>,
+        cols: usize,
+        rows: DeviceSlice<'a>,
+    ) -> Result<GpuActs<'a>> {
+        let (shape, memory) = (RowShape { n: self.n(), cols }, &self.layout().ffn.latent_acts);
+        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, rows, self.slice(memory))
     }
 
     /// y += gate · expert(h), for an expert that every token goes to.
@@ -202,7 +253,8 @@ impl<'a> GpuPass<'a> {
     /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks;
     /// residual, and what is behind it.
     pub fn routed_sum(&self, l: usize, n_pairs: usize, is_grouped: bool) -> Result<()> {
-        let (shape, begins) = (&self.routed_shape(l), self.ffn(l).shared.is_none());
+        let (shape, latent) = (&self.routed_shape(l), self.ffn(l).latent.as_ref());
+        let begins = latent.is_some() || self.ffn(l).shared.is_none();
         let residual = self.plain_residual(l);
         let (route, f) = (self.device_route(), &self.layout().ffn);
         let pairs = match is_grouped {
@@ -210,10 +262,12 @@ impl<'a> GpuPass<'a> {
             false => route.chosen,
         };
         let partial = self.expert_context().partial(shape, n_pairs);
-        let (n_tokens, weights, y) = (self.n(), route.weights, self.y());
+        let y = latent.map_or(self.y(), |_| self.expert_input(l));
+        let (n_tokens, weights) = (self.n(), route.weights);
         let sum = OrderedSum { n_tokens, pairs, is_grouped, weights, partial, y, begins, residual };
         // SAFETY: `pair_rows` holds the rows of `partial` that the demand's pairs have.
         unsafe { self.dev.ops.experts.ordered_sum(self.stream(), shape, sum)? };
+        latent.map_or(Ok(()), |latent| self.widen(l, latent))?;
         if residual.is_none() {
             self.add_experts(l)?;
         }

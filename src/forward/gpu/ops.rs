@@ -18,6 +18,7 @@ use crate::backend::gpu::rows::Rows;
 use crate::backend::gpu::sample::Sample;
 use crate::backend::gpu::scan::Scanner;
 use crate::backend::gpu::slots::Resolve;
+use crate::backend::gpu::streams::Streams;
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::quant;
@@ -38,6 +39,7 @@ pub struct Ops {
     pub resolve: Resolve,
     pub activate: Activate,
     pub experts: Experts,
+    pub streams: Streams,
     pub sample: Sample,
 }
 
@@ -61,6 +63,7 @@ impl Ops {
             resolve: Resolve::load(gpu)?,
             activate: Activate::load(gpu)?,
             experts: Experts::load(gpu, types)?,
+            streams: Streams::load(gpu)?,
             sample: Sample::load(gpu)?,
         })
     }

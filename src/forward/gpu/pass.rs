@@ -278,18 +278,6 @@ impl<'a> GpuPass<'a> {
         ops.norm.add_scaled(self.stream(), self.x(), residual_scale, self.h())
     }
 
-    /// x += norm(scale · y), of the feed-forward part of a layer; y is normalised and joined by the
-    /// dense branch before, if the layer has a norm for it.
-    pub fn add_experts(&self, l: usize) -> Result<()> {
-        let ffn = self.ffn(l);
-        if let Some(norm) = &ffn.experts_norm {
-            self.norm(norm, self.y(), self.h())?;
-            self.stream().copy(self.y(), self.h())?;
-            self.dev.ops.rows.add(self.stream(), self.y(), self.branch())?;
-        }
-        self.add_residual(ffn.post_norm.as_ref(), ffn.scale)
-    }
-
     /// Stores h in the forms that matrices of `types` read.
     pub fn acts_of_h(&self, types: impl IntoIterator<Item = TensorType>) -> Result<GpuActs<'a>> {
         self.acts_of(types, self.n(), self.h())
@@ -306,10 +294,26 @@ impl<'a> GpuPass<'a> {
         GpuActs::fill(&self.dev.ops, self.stream(), types, shape, h, memory)
     }
 
-    /// The forms of h that the feed-forward part of a layer reads, which are stored already.
+    /// What the experts of a layer read: h, or the narrow rows that are made of it, f32 [rows,
+    /// width].
+    pub fn expert_input(&self, l: usize) -> DeviceSlice<'a> {
+        let w = self.ffn_weights(l);
+        match w.latent {
+            None => self.h(),
+            Some(_) => self.words(&self.layout().ffn.latent, self.n() * w.expert.n_embd),
+        }
+    }
+
+    /// The forms of it that they read, which are stored already.
     pub fn ffn_acts(&self, l: usize) -> GpuActs<'a> {
-        let (types, memory) = (self.ffn_weights(l).inputs(), self.slice(&self.layout().acts));
-        GpuActs::at(types, self.embd_rows(self.n()), self.h(), memory)
+        let (w, layout) = (self.ffn_weights(l), self.layout());
+        if w.latent.is_some() {
+            let (shape, memory) = (RowShape { n: self.n(), cols: w.expert.n_embd }, &layout.ffn);
+            let (rows, memory) = (self.expert_input(l), self.slice(&memory.latent_acts));
+            return GpuActs::at(w.expert.inputs(), shape, rows, memory);
+        }
+        let memory = self.slice(&layout.acts);
+        GpuActs::at(w.inputs(), self.embd_rows(self.n()), self.h(), memory)
     }
 
     fn embd_rows(&self, n: usize) -> RowShape {

@@ -52,6 +52,39 @@ impl Staging {
         }
     }
 
+    /// Queues uploads of any number of f32s.
+    pub fn upload_floats(
+        &mut self,
+        stream: &Stream,
+        to: DeviceSlice,
+        values: &[f32],
+    ) -> Result<()> {
+        let most = self.up.len() / 4;
+        for (i, values) in values.chunks(most).enumerate() {
+            let start = 4 * most * i;
+            let to = to.slice(start..start + 4 * values.len());
+            self.upload(stream, to, values, f32::to_le_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Downloads any number of f32s, which are all that `to` holds then, and waits for them.
+    pub fn download_floats(
+        &mut self,
+        stream: &Stream,
+        from: DeviceSlice,
+        to: &mut impl FloatBuffer,
+    ) -> Result<()> {
+        let to = to.with_len(from.count::<f32>());
+        let most = self.down.len() / 4;
+        for (i, to) in to.chunks_mut(most).enumerate() {
+            let start = 4 * most * i;
+            let part = from.slice(start..start + 4 * to.len());
+            self.download(stream, &[part], &mut |_, bytes| copy_floats(bytes, to))?;
+        }
+        Ok(())
+    }
+
     /// Waits for the stream. Then the whole staging buffer is free.
     pub fn wait(&mut self, stream: &Stream) -> Result<()> {
         stream.synchronize_watched()?;
@@ -93,9 +126,12 @@ pub fn starts(sizes: &[usize]) -> impl Iterator<Item = usize> {
 
 /// Reads downloaded f32s.
 pub fn floats(bytes: &[u8], out: &mut impl FloatBuffer) {
+    copy_floats(bytes, out.with_len(bytes.len() / 4));
+}
+
+fn copy_floats(bytes: &[u8], out: &mut [f32]) {
     let (bytes, _) = bytes.as_chunks::<4>();
-    let out = out.with_len(bytes.len()).iter_mut();
-    out.zip(bytes).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
+    out.iter_mut().zip(bytes).for_each(|(x, bytes)| *x = f32::from_le_bytes(*bytes));
 }
 
 /// Reads downloaded u32s.

@@ -12,7 +12,7 @@ use crate::forward::gpu::acts::acts_bytes;
 use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
 use crate::model::hyper::HyperParams;
-use crate::model::weights::{Mixer, Query, Weights};
+use crate::model::weights::{Mixer, Query, Streams, Weights};
 use std::ops::Range;
 
 pub type ByteRange = Range<usize>;
@@ -27,6 +27,8 @@ pub struct WorkspaceLayout {
     pub h: ByteRange,
     pub y: ByteRange,
     pub acts: ByteRange,
+    pub streams: StreamLayout,
+    pub ngrams: NgramLayout,
     pub mixer: MixerLayout,
     pub ffn: FfnLayout,
     pub logits: ByteRange,
@@ -37,7 +39,7 @@ pub struct WorkspaceLayout {
     pub iota: ByteRange,
     /// u32 [tokens]
     pub zeros: ByteRange,
-    /// f32 [tokens]
+    /// f32 [tokens], or the elements of all residual streams if they are more
     pub ones: ByteRange,
     /// Keys and values of the encoder's layer that is being computed, f32 or smaller.
     pub encoder: [ByteRange; 2],
@@ -48,6 +50,12 @@ pub struct WorkspaceLayout {
 #[derive(Clone, Default)]
 pub struct KeptLayout {
     pub x: ByteRange,
+    /// The residual streams, if there are several, f32 [tokens, streams, n_embd], or
+    /// [streams, tokens, n_embd] of those that layers leave behind
+    pub streams: ByteRange,
+    /// Rows of the n-grams' table, f32 [tokens, n_embd], and the tokens' ids plus 1, f32 [tokens]
+    pub ngrams: ByteRange,
+    pub ids: ByteRange,
     /// f32 [tokens, n_rot / 2, 2]: cosines and sines of the rows' positions
     pub cos_sin: ByteRange,
     /// The same of sliding layers, if they turn otherwise
@@ -85,12 +93,102 @@ pub struct MixerLayout {
     pub scan: ByteRange,
 }
 
+/// Buffers of a part that reads and feeds several streams; see `WorkspaceLayout`.
+#[derive(Clone, Default)]
+pub struct StreamLayout {
+    /// f32 [tokens, n, n_embd] each
+    pub normed: ByteRange,
+    pub gates: ByteRange,
+    pub acts: ByteRange,
+    /// f32 [tokens, mixes] each; scores of streams that were left behind are `weights`, too.
+    pub mixes: ByteRange,
+    pub weights: ByteRange,
+    /// The numbers that gates are made of.
+    pub low: ByteRange,
+    pub low_acts: ByteRange,
+}
+
+/// Streams of a token that a pass keeps from layer to layer, besides x.
+pub fn n_streams(hyper: &HyperParams) -> usize {
+    match hyper.streams {
+        Some(params) => params.n,
+        None => n_left(hyper, hyper.n_layers).map_or(0, |n| n + 1),
+    }
+}
+
+/// Streams that layers before layer `l` have left behind; `None` in models whose layers leave none.
+pub fn n_left(hyper: &HyperParams, l: usize) -> Option<usize> {
+    (hyper.kept_every > 0).then(|| l.div_ceil(hyper.kept_every))
+}
+
+impl StreamLayout {
+    /// For micro-batches of up to `n` tokens.
+    pub fn new(
+        hyper: &HyperParams,
+        weights: &Weights,
+        n: usize,
+        bump: &mut BumpLayout,
+    ) -> StreamLayout {
+        let (mut n_normed, mut n_gates, mut n_mixes, mut rank) = (0, 0, 0, 0);
+        let of_layers = weights.layers.iter().flat_map(|layer| &layer.streams);
+        for streams in of_layers.chain([&weights.last_streams]) {
+            match streams {
+                Streams::One => {}
+                Streams::Hyper(connection) => {
+                    n_normed = connection.params.n;
+                    n_mixes = n_mixes.max(connection.mixes.weight.rows);
+                }
+                Streams::Gated(connection) => {
+                    (n_normed, n_gates) = (connection.n, connection.n);
+                    n_mixes = n_mixes.max(connection.n);
+                    rank = rank.max(connection.down.weight.rows);
+                }
+                Streams::Mean => {}
+                Streams::Kept(_) => n_mixes = n_mixes.max(n_streams(hyper)),
+            }
+        }
+        let acts = |cols: usize| if cols > 0 { acts_bytes(n, cols) } else { 0 };
+        StreamLayout {
+            normed: bump.words(n * n_normed * hyper.n_embd),
+            gates: bump.words(n * n_gates * hyper.n_embd),
+            acts: bump.bytes(acts(n_normed * hyper.n_embd)),
+            mixes: bump.words(n * n_mixes),
+            weights: bump.words(n * n_mixes),
+            low: bump.words(n * rank),
+            low_acts: bump.bytes(acts(rank)),
+        }
+    }
+}
+
+/// Buffers of the layer with n-grams: f32 [tokens, n, n_embd], but for the value.
+#[derive(Clone, Default)]
+pub struct NgramLayout {
+    pub value: ByteRange,
+    pub key: ByteRange,
+    pub query: ByteRange,
+    pub normed: ByteRange,
+    pub convolved: ByteRange,
+}
+
+impl NgramLayout {
+    /// For micro-batches of up to `n` tokens.
+    pub fn new(hyper: &HyperParams, n: usize, bump: &mut BumpLayout) -> NgramLayout {
+        let Some(params) = &hyper.ngrams else { return NgramLayout::default() };
+        let mut wide = || bump.words(n * params.channels);
+        let [key, query, normed, convolved] = std::array::from_fn(|_| wide());
+        NgramLayout { value: bump.words(n * hyper.n_embd), key, query, normed, convolved }
+    }
+}
+
 #[derive(Clone, Default)]
 pub struct FfnLayout {
     /// The output of a layer's router in one piece, for the host to download: see `RouteParts`.
     pub route: ByteRange,
     /// f32 [tokens]
     pub only_gate: ByteRange,
+    /// The input of narrow experts, and then their sums.
+    pub latent: ByteRange,
+    pub latent_acts: ByteRange,
     /// u32 [tokens, k]: the row of `partial` that each pair's sum is in
     pub pair_rows: ByteRange,
     pub experts: ExpertLayout,
@@ -215,6 +313,9 @@ impl WorkspaceLayout {
         let n_vocab = weights.output.weight.rows;
         let mut kept = || KeptLayout {
             x: bump.words(row),
+            streams: bump.words(n_streams(hyper) * row),
+            ngrams: bump.words(hyper.ngrams.as_ref().map_or(0, |_| row)),
+            ids: bump.words(hyper.ngrams.as_ref().map_or(0, |_| n)),
             cos_sin: bump.words(n * hyper.rope.n_rot),
             sliding_cos_sin: bump.words(match hyper.sliding_rope == hyper.rope {
                 true => 0,
@@ -231,6 +332,8 @@ impl WorkspaceLayout {
             h: bump.words(row),
             y: bump.words(row),
             acts: bump.bytes(acts_bytes(n, hyper.n_embd)),
+            streams: StreamLayout::new(hyper, weights, n, &mut bump),
+            ngrams: NgramLayout::new(hyper, n, &mut bump),
             mixer: MixerLayout::new(hyper, weights, n, n_ctx, &mut bump),
             ffn: FfnLayout::new(hyper, weights, n, n_peers, &mut bump),
             logits: bump.words(LOGITS_ROWS.min(n) * n_vocab),
@@ -238,7 +341,7 @@ impl WorkspaceLayout {
             best: bump.words(2 * TOP_K_MAX),
             iota: bump.words(n),
             zeros: bump.words(n),
-            ones: bump.words(n),
+            ones: bump.words(n.max(n_streams(hyper) * hyper.n_embd)),
             encoder: encoder_rows(hyper, n_ctx).map(|n| bump.words(n)),
             n_bytes: 0,
         };
@@ -420,9 +523,14 @@ impl FfnLayout {
         let mut sizes = ExpertSizes::default();
         sizes.raise_to_routed_max(weights, n * k);
         let miss = ExpertSizes::routed(weights, k);
+        let width = expert_width(hyper, weights);
+        let latents = weights.layers.iter().filter_map(|layer| layer.ffn.as_ref()?.latent.as_ref());
+        let latents = latents.map(|latent| latent.up.weight.cols);
+        let latent_acts = latents.clone().map(|cols| acts_bytes(n, cols)).max().unwrap_or(0);
+        let latent = latents.max().unwrap_or(0);
         sizes.raise_to_only_max(weights, n);
         let route = bump.bytes(RouteParts::new(n, k, n_experts).n_bytes());
-        let experts = ExpertLayout::new(&sizes, n * k, hyper.n_embd, bump);
+        let experts = ExpertLayout::new(&sizes, n * k, width, bump);
         let miss = ExpertLayout {
             inner: bump.words(miss.inner),
             inner_acts: bump.bytes(miss.inner_acts),
@@ -433,14 +541,22 @@ impl FfnLayout {
         FfnLayout {
             route,
             only_gate: bump.words(n),
+            latent: bump.words(n * latent),
+            latent_acts: bump.bytes(latent_acts),
             pair_rows: bump.words(n * k),
             experts,
             lookup: LookupLayout::new(weights, n_experts, weights.layers.len(), bump),
             miss,
             homes: bump.words(n_peers.min(1) * k),
-            rows: bump.words(n_peers * k * hyper.n_embd),
+            rows: bump.words(n_peers * k * width),
         }
     }
+}
+
+/// Elements of the widest input of experts.
+pub fn expert_width(hyper: &HyperParams, weights: &Weights) -> usize {
+    let widths = weights.layers.iter().filter_map(|layer| Some(layer.ffn.as_ref()?.expert.n_embd));
+    widths.chain([hyper.n_embd]).max().unwrap_or(0)
 }
 
 /// The largest sizes that the experts of any layer need: numbers of values, or bytes where said.
@@ -505,7 +621,7 @@ impl ExpertLayout {
     pub fn new(
         sizes: &ExpertSizes,
         pairs: usize,
-        n_embd: usize,
+        width: usize,
         bump: &mut BumpLayout,
     ) -> ExpertLayout {
         let n_experts = sizes.n_experts.max(1);
@@ -514,7 +630,7 @@ impl ExpertLayout {
             up: bump.words(sizes.inner),
             inner: bump.words(sizes.inner),
             inner_acts: bump.bytes(sizes.inner_acts),
-            partial: bump.words(pairs * n_embd),
+            partial: bump.words(pairs * width),
             granules: bump.bytes(8 * sizes.granules),
             starts: bump.words(n_experts + 1),
             tokens: bump.words(pairs),
@@ -562,7 +678,8 @@ impl Workspace {
     ) -> Result<Workspace> {
         let workspace = Workspace::of(gpu, layout.n_bytes())?;
         let iota: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
-        let ones: Vec<u8> = (0..n).flat_map(|_| 1f32.to_le_bytes()).collect();
+        let n_ones = layout.ones.len() / 4;
+        let ones: Vec<u8> = (0..n_ones).flat_map(|_| 1f32.to_le_bytes()).collect();
         stream.upload_now(workspace.slice(&layout.iota), &iota)?;
         stream.upload_now(workspace.slice(&layout.ones), &ones)?;
         stream.fill(workspace.slice(&layout.zeros), 0)?;

@@ -134,9 +134,8 @@ impl FfnWeights {
 
     /// Whether devices have kernels for all of it.
     pub fn has_kernels(&self) -> bool {
-        let has_activation = self.expert.activation.has_kernels();
-        let is_alone = self.latent.is_none() && self.adjugate.is_none() && !self.splits_input;
-        is_alone && has_activation
+        let is_weighed = self.weights_input && self.latent.is_some();
+        self.adjugate.is_none() && !self.splits_input && !is_weighed
     }
 
     /// Types of everything that reads the normalised input.

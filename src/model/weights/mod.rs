@@ -86,8 +86,8 @@ impl Layer {
     /// positions, or not; the CPU computes a layer without.
     pub fn has_kernels(&self, chooses: bool) -> bool {
         let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
-        let has_one = self.streams.iter().all(|streams| matches!(streams, Streams::One));
-        self.mixer.has_kernels(chooses) && has_ffn && has_one && self.ngrams.is_none()
+        let has_streams = self.streams.iter().all(Streams::has_kernels);
+        self.mixer.has_kernels(chooses) && has_ffn && has_streams
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Linear;
 use super::binder::Binder;
 use crate::Result;
-use crate::backend::ops::Mixing;
+use crate::backend::ops::{DEVICE_STREAMS_MAX, Mixing};
 use crate::model::descriptor::Residual;
 use crate::model::streams::StreamParams;
 
@@ -55,6 +55,17 @@ pub struct GatedConnection {
     pub up: Linear,
     /// [n, n · n_embd]; the head adds nothing.
     pub inject: Option<Linear>,
+}
+
+impl Streams {
+    /// Whether devices have kernels for it.
+    pub fn has_kernels(&self) -> bool {
+        match self {
+            Streams::One | Streams::Mean | Streams::Kept(_) => true,
+            Streams::Hyper(connection) => connection.params.n <= DEVICE_STREAMS_MAX,
+            Streams::Gated(connection) => connection.n <= DEVICE_STREAMS_MAX,
+        }
+    }
 }
 
 impl Connection {

@@ -83,6 +83,7 @@ impl Layer {
             k: 2,
             activation,
             limit: 0.8,
+            up_limit: 0.6,
         };
         let mut random = Random(17);
         let mut matrix = |ty, rows, cols| {
@@ -153,7 +154,7 @@ impl Layer {
         let form = ExpertForm {
             activation: s.activation,
             limit: s.limit,
-            up_limit: 0.0,
+            up_limit: s.up_limit,
             biases: self.biases.as_ref(),
             scales: self.scales.as_ref(),
         };

@@ -110,6 +110,7 @@ fn mixed() -> Vec<Spec> {
         spec([Q8_0, Q4_0, Q8_0], Activation::Gelu, false),
         spec([Q4_0, Q4_0, Q8_0], Activation::SiluLimited, true),
         spec([Q4_0, Q4_0, Q8_0], Activation::SiluCapped, false),
+        spec([Q4_0, Q4_0, Q8_0], Activation::Situ, true),
     ]
 }
 

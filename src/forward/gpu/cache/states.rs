@@ -23,7 +23,13 @@ impl GpuCache {
 
     /// Values of all states.
     pub fn n_state_values(&self) -> usize {
-        self.recurrent().map(|(_, size)| size.n_past + size.n_state).sum()
+        self.n_values_of(|_| true)
+    }
+
+    /// Values of the states of these slots.
+    pub fn n_values_of(&self, is_meant: impl Fn(usize) -> bool) -> usize {
+        let meant = self.recurrent().filter(|(slot, _)| is_meant(*slot));
+        meant.map(|(_, size)| size.n_past + size.n_state).sum()
     }
 
     /// Appends a slot's past inputs and its state to `values`.

@@ -144,7 +144,7 @@ impl<'a> GpuPass<'a> {
     fn queue_experts(&mut self, l: usize, pinned: PinnedLayer) -> Result<()> {
         let (stream, shape) = (self.stream(), self.routed_shape(l));
         // Posted before the experts run, so that the host can handle misses meanwhile.
-        let sizes = self.post_parts(pinned)?;
+        let sizes = self.post_parts(l, pinned)?;
         let routed = self.routed_layer(l);
         let mut helping = Vec::new();
         for (i, peer) in self.state.peers.iter_mut().enumerate() {
@@ -184,13 +184,15 @@ impl<'a> GpuPass<'a> {
         Fence::after(self.stream())
     }
 
-    /// Queues what the host gets of a layer: the route, and h and the residual stream if the host
-    /// may want them. Returns the sizes of all parts.
-    fn post_parts(&self, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
+    /// Queues what the host gets of a layer: the route, and h, the residual stream and the input of
+    /// narrow experts if the host may want them. Returns the sizes of all parts.
+    fn post_parts(&self, l: usize, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
         let (ops, slot) = (&self.dev.ops.resolve, &self.state.pipeline.slots[pinned.slot]);
         let wants_rows = pinned.number.is_some() || self.b.events.want_activation();
         let rows = wants_rows.then(|| [self.h(), self.x()]);
-        slot.post(ops, self.stream(), self.route_bytes(), rows)
+        let is_narrow = self.ffn(l).latent.is_some() && pinned.number.is_some();
+        let latent = is_narrow.then(|| self.expert_input(l));
+        slot.post(ops, self.stream(), self.route_bytes(), rows, latent)
     }
 
     /// Computes the experts that the look-up has found.
@@ -284,12 +286,15 @@ impl<'a> GpuPass<'a> {
     /// Reads what was posted of a layer. Returns the number of pairs that it misses.
     fn read_route(&mut self, l: usize, slot: usize, sizes: &[usize; PARTS]) -> Result<u32> {
         let route_parts = self.route_parts();
-        let [route, hidden, stream] = self.state.pipeline.slots[slot].wait(sizes)?;
+        let [route, hidden, stream, latent] = self.state.pipeline.slots[slot].wait(sizes)?;
         route_parts.read(route, &mut self.b.route);
         let n_missing = route_parts.n_missing(route);
         if !hidden.is_empty() {
             floats(hidden, &mut self.b.h);
             floats(stream, &mut self.b.x);
+        }
+        if !latent.is_empty() {
+            floats(latent, &mut self.b.ffn.latent);
         }
         self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
         Ok(n_missing)
@@ -344,7 +349,8 @@ impl<'a> GpuPass<'a> {
         let pipeline = &self.state.pipeline;
         for wait in &pipeline.waits {
             // Where nothing is missing the look-up writes the word, and no one else may.
-            let [route, ..] = pipeline.slots[wait.slot].wait(&[self.route_bytes().len(), 0, 0])?;
+            let sizes = [self.route_bytes().len(), 0, 0, 0];
+            let [route, ..] = pipeline.slots[wait.slot].wait(&sizes)?;
             if self.route_parts().n_missing(route) > 0 {
                 // What is queued behind the wait writes what the misses read.
                 let waited = pipeline.miss_stream.synchronize_watched();

@@ -6,7 +6,7 @@ use crate::backend::gpu::{Device, DeviceSlice, Graph, Pinned, PinnedKind, Stream
 use crate::experts::vram::{Fence, GranuleLayout, VramTiers};
 use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
 use crate::forward::gpu::upload::Staging;
-use crate::forward::gpu::workspace::RouteParts;
+use crate::forward::gpu::workspace::{RouteParts, expert_width};
 use crate::model::Model;
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,7 @@ impl DecodePipeline {
     /// For passes of one token.
     pub fn new(gpu: &Device, model: &Model) -> Result<DecodePipeline> {
         let (hyper, routing) = (&model.hyper, &model.hyper.routing);
-        let n_experts = routing.n_experts;
+        let (n_experts, width) = (routing.n_experts, expert_width(hyper, &model.weights));
         let mut n_routed = 0;
         let mut layer = |n_granules: usize| {
             n_routed += 1;
@@ -105,12 +105,11 @@ impl DecodePipeline {
         let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
         let layers = n_granules.iter().map(|n| n.map(&mut layer)).collect();
         let n_granules = n_granules.into_iter().flatten().max().unwrap_or(0);
-        let down =
-            RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * (PARTS - 1) * hyper.n_embd;
+        let down = RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * (PARTS - 1) * width;
         let table = 8 * n_experts * n_granules;
         let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
         // The sums of all of a token's experts, and a table for each granule as it is loaded.
-        let sums_bytes = 4 * routing.k * hyper.n_embd;
+        let sums_bytes = 4 * routing.k * width;
         let tables_bytes = 8 * routing.k * n_granules * (n_granules + 1);
         let miss_staging = Staging::new(gpu, sums_bytes + tables_bytes + (4 << 10), 0)?;
         if let Some(why) = &gpu.info().no_waits {

@@ -6,8 +6,9 @@ use crate::backend::gpu::slots::{Post, Resolve};
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 use crate::forward::gpu::upload::starts;
 
-/// The parts that the host gets: the route, and h and the residual stream if they are wanted.
-pub const PARTS: usize = 3;
+/// The parts that the host gets: the route, h and the residual stream if they are wanted, and what
+/// narrow experts read.
+pub const PARTS: usize = 4;
 
 /// The table's offset in the memory for the device, behind the layer's number.
 const TABLE_AT: usize = 64;
@@ -63,13 +64,20 @@ impl PipelineSlot {
         stream: &Stream,
         route: DeviceSlice,
         rows: Option<[DeviceSlice; 2]>,
+        latent: Option<DeviceSlice>,
     ) -> Result<[usize; PARTS]> {
         let row_bytes = rows.map_or(0, |[h, _]| h.len());
-        let sizes = [route.len(), row_bytes, row_bytes];
+        let latent_bytes = latent.map_or(0, DeviceSlice::len);
+        let sizes = [route.len(), row_bytes, row_bytes, latent_bytes];
         let mut at = starts(&sizes).skip(1);
-        let rows_at = std::array::from_fn(|_| at.next().expect("three parts"));
+        let mut next = || at.next().expect("four parts");
+        let (rows_at, latent_at) = ([next(), next()], next());
         let to = self.down.slice(0..self.down.len());
         ops.post(stream, &Post { route, rows, to, rows_at })?;
+        if let Some(latent) = latent {
+            let to = to.slice(latent_at..latent_at + latent_bytes);
+            ops.post(stream, &Post { route: latent, rows: None, to, rows_at: [0; 2] })?;
+        }
         stream.record(&self.routed)?;
         Ok(sizes)
     }

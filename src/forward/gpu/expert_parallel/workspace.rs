@@ -8,7 +8,7 @@ use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
 use crate::forward::gpu::ops::Ops;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{
-    BumpLayout, ByteRange, ExpertLayout, ExpertSizes, LookupLayout, Workspace,
+    BumpLayout, ByteRange, ExpertLayout, ExpertSizes, LookupLayout, Workspace, expert_width,
 };
 use crate::model::hyper::HyperParams;
 use crate::model::weights::{FfnWeights, Weights};
@@ -26,7 +26,7 @@ pub struct RoutedLayer<'a> {
     pub n_tokens: usize,
     /// The first device's stream, on which `h` and `chosen` are written.
     pub stream: &'a Stream,
-    /// f32 [tokens, n_embd]: the router's input
+    /// What the experts read: f32 [tokens, width]
     pub h: DeviceSlice<'a>,
     /// u32 [tokens, k]
     pub chosen: DeviceSlice<'a>,
@@ -35,7 +35,7 @@ pub struct RoutedLayer<'a> {
 /// The ranges of a peer's buffers in its allocation.
 #[derive(Clone, Default)]
 pub struct PeerLayout {
-    /// f32 [tokens, n_embd]
+    /// f32 [tokens, width of the experts' input]
     pub h: ByteRange,
     pub acts: ByteRange,
     /// u32 [tokens, k]
@@ -51,11 +51,14 @@ impl PeerLayout {
         let mut bump = BumpLayout::default();
         let (k, n_experts) = (hyper.routing.k.max(1), hyper.routing.n_experts.max(1));
         let sizes = ExpertSizes::routed(weights, n * k);
+        let width = expert_width(hyper, weights);
+        let inputs = weights.layers.iter().filter_map(|layer| layer.ffn.as_ref());
+        let acts = inputs.map(|ffn| acts_bytes(n, ffn.expert.n_embd)).max().unwrap_or(0);
         let layout = PeerLayout {
-            h: bump.words(n * hyper.n_embd),
-            acts: bump.bytes(acts_bytes(n, hyper.n_embd)),
+            h: bump.words(n * width),
+            acts: bump.bytes(acts),
             chosen: bump.words(n * k),
-            experts: ExpertLayout::new(&sizes, n * k, hyper.n_embd, &mut bump),
+            experts: ExpertLayout::new(&sizes, n * k, width, &mut bump),
             lookup: LookupLayout::new(weights, n_experts, 1, &mut bump),
             n_bytes: 0,
         };
@@ -102,8 +105,8 @@ impl PeerWorkspace {
         Ok(PeerWorkspace { stream, workspace, layout, staging, to_peer, to_first })
     }
 
-    /// Copies the router's input and choice from the first device, and stores the input in the
-    /// forms that experts read.
+    /// Copies the experts' input and the router's choice from the first device, and stores the
+    /// input in the forms that experts read.
     pub fn begin(&mut self, ops: &Ops, routed: RoutedLayer) -> Result<()> {
         let PeerWorkspace { stream, workspace, layout, to_peer, .. } = self;
         let RoutedLayer { w, stream: from, h, chosen, .. } = routed;

@@ -61,8 +61,8 @@ impl LayerCall<'_> {
 
 impl HybridMoe {
     /// Computes the call as it was divided. Then `partial` of the first device holds the sums of
-    /// its pairs, for whatever is queued on `first`'s stream. The router's input is in `b.h` if the
-    /// CPU computes some experts.
+    /// its pairs, for whatever is queued on `first`'s stream. If the CPU computes some experts,
+    /// what they read is in `b.h`, or in `b.ffn.latent` of narrow ones.
     pub fn compute(
         &mut self,
         call: &LayerCall,
@@ -177,7 +177,8 @@ impl HybridMoe {
         let (start, shape) = (Instant::now(), &w.expert);
         self.group_on_cpu(b.route.k, b.route.n_experts);
         let (demand, store, f) = (&self.on_cpu, &**call.model.hierarchy.host(), &mut b.ffn);
-        b.acts.fill(cpu, Kinds::of(shape.inputs()), n_tokens, shape.n_embd, &b.h);
+        let input = if w.latent.is_some() { &f.latent[..] } else { &b.h[..] };
+        b.acts.fill(cpu, Kinds::of(shape.inputs()), n_tokens, shape.n_embd, input);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
         let access = call.access(demand.n_chosen_by(call.n_decode));
         store.acquire(l, &demand.experts, access, &mut f.work);

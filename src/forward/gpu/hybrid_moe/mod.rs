@@ -12,7 +12,6 @@ use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
 use crate::forward::gpu::experts::is_grouped;
 use crate::forward::gpu::hybrid_moe::call::LayerCall;
 use crate::forward::gpu::pass::{GpuPass, PassState};
-use crate::forward::gpu::upload::floats;
 
 impl<'a> GpuPass<'a> {
     /// A layer whose route is on the first device, for use on the stream of the layers.
@@ -22,7 +21,7 @@ impl<'a> GpuPass<'a> {
             w: self.ffn_weights(l),
             n_tokens: self.n(),
             stream: self.stream(),
-            h: self.h(),
+            h: self.expert_input(l),
             chosen: self.device_route().chosen,
         }
     }
@@ -30,7 +29,7 @@ impl<'a> GpuPass<'a> {
     /// y += Σ weights · chosen experts; residual. The route is in `b.route`.
     pub fn host_routed_experts(&mut self, l: usize) -> Result<()> {
         let (routed, route_k) = (self.routed_layer(l), self.hyper().routing.k);
-        let (stream, h, context) = (self.stream(), self.h(), self.expert_context());
+        let (stream, context) = (self.stream(), self.expert_context());
         let pair_rows = self.words(&self.layout().ffn.pair_rows, self.n() * route_k);
         let mut call = LayerCall {
             model: self.model,
@@ -54,8 +53,10 @@ impl<'a> GpuPass<'a> {
             staging.upload(stream, pair_rows, hybrid.all.places(), u32::to_le_bytes)?;
         }
         if !hybrid.cpu.is_empty() {
-            let to = &mut self.b.h;
-            staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
+            match routed.w.latent {
+                None => staging.download_floats(stream, routed.h, &mut self.b.h)?,
+                Some(_) => staging.download_floats(stream, routed.h, &mut self.b.ffn.latent)?,
+            }
         }
         let chosen = routed.chosen;
         let first = DeviceShare { device: 0, context, acts, chosen, form, staging, to_first: None };
