@@ -3,7 +3,7 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "8d1001c967213c810cfa85655b1651c558efeb8b138d425ac2e1758ad8780dae",
+        digest: "46becfb58a56900ba4a69546a6ff2c0f70ccd2a76028216eb58e3e9403fda20a",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -13,6 +13,7 @@
             "geglu_rows",
             "swiglu_limited_rows",
             "swiglu_capped_rows",
+            "situ_rows",
             "sigmoid_rows",
             "softplus_rows",
             "softmax_rows",
@@ -22,7 +23,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "0937e829671074893c6703979ab5691e4b515561a002b51e7a1e26d56b4cb412",
+        digest: "52257b9bacb101daeb2a310207e33c53b0ee2e80f560bbe64adc498d14ec6746",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -36,7 +37,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "7be0849ef3a21cf27f76b76d011f6d6029438b04d58a8ffb411804d8ad00b7e9",
+        digest: "a1bfec01f1e00028190bb59978d59352fd166b97c814481a27792122b973f52e",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -47,7 +48,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "7be0849ef3a21cf27f76b76d011f6d6029438b04d58a8ffb411804d8ad00b7e9",
+        digest: "a1bfec01f1e00028190bb59978d59352fd166b97c814481a27792122b973f52e",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -71,7 +72,7 @@
     Module {
         source: "conv",
         compute: 75,
-        digest: "4580a7e5f432525475c15026f1daf06e669c52f2334a2191684180f1301d8be6",
+        digest: "e5c406bc729b04fce43292330108ef0000288246b0efb07e90c3e3f8ef82b34a",
         kernels: &[
             "short_conv",
             "short_conv_past",
@@ -81,7 +82,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "0d1f5fcf115aa522fe71949d75b9494d4a56769e74643e816d05ba7efc06dbfd",
+        digest: "738b1e9eb4c946ffed843285d9a4fc404064b98fcce790b9771ad9d5b5b14894",
         kernels: &[
             "delta_rule",
             "kda_rule",
@@ -127,7 +128,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "6c64851792d38c29e17f164587828153966245f7543589c55957aa5aed7c7c71",
+        digest: "7256dffeefc865bf45551b93e33a567610240b97e3cb96812dc73788029520a6",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -385,7 +386,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "264438c0d5a2384fc2679038f4d9f39258c39c97ace3382be4a7df906034a599",
+        digest: "34c90f2a1ddfb3448f1a48c3d8e91e88b91bee5219f3cdd6029ebdda066f4ad6",
         kernels: &[
             "route",
         ],
@@ -394,7 +395,7 @@
     Module {
         source: "rows",
         compute: 75,
-        digest: "eabd544f635f5d34f0124a80379f9a01fba914413af2a82ce1a1202711b907eb",
+        digest: "37579ed93dd4349249bbeea852ebe2cff1c75f1203436b88beb81b1dc8f7eddb",
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -421,7 +422,7 @@
     Module {
         source: "scan",
         compute: 75,
-        digest: "5edbe559c7c5d879e81312d46bf7517a4f58087b6043c928168d62aee6b8f881",
+        digest: "0c1d939db31a037e59bb707ddda50219100ec50672ab3cd84743388e859c761a",
         kernels: &[
             "scan",
             "selective_scan",
@@ -439,5 +440,20 @@
             "place_rows",
         ],
         gzip: include_bytes!("slots.ptx.gz"),
+    },
+    Module {
+        source: "streams",
+        compute: 75,
+        digest: "e00891c5242694212c36d696e677b96e04d62138603c36f39f49ecb80c8f42c0",
+        kernels: &[
+            "join_streams",
+            "feed_streams",
+            "mean_silu",
+            "join_gated",
+            "score_streams",
+            "recall_streams",
+            "gate_ngrams",
+        ],
+        gzip: include_bytes!("streams.ptx.gz"),
     },
 ]
