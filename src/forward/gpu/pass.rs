@@ -294,7 +294,7 @@ impl<'a> GpuPass<'a> {
         GpuActs::fill(&self.dev.ops, self.stream(), types, shape, h, memory)
     }
 
-    /// What the experts of a layer read: h, or the narrow rows that are made of it, f32 [rows,
+    /// The input of a layer's experts: h, or the narrow rows that are made of it, f32 [rows,
     /// width].
     pub fn expert_input(&self, l: usize) -> DeviceSlice<'a> {
         let w = self.ffn_weights(l);

@@ -26,7 +26,7 @@ pub struct RoutedLayer<'a> {
     pub n_tokens: usize,
     /// The first device's stream, on which `h` and `chosen` are written.
     pub stream: &'a Stream,
-    /// What the experts read: f32 [tokens, width]
+    /// The experts' input: f32 [tokens, width]
     pub h: DeviceSlice<'a>,
     /// u32 [tokens, k]
     pub chosen: DeviceSlice<'a>,
