@@ -62,15 +62,22 @@ pub struct InfinityOptions {
     pub layer_proximity: bool,
 }
 
+impl InfinityOptions {
+    /// The curves of Figure 13 end here.
+    pub const CAPACITY: usize = 120;
+    /// The paper adds up "several" matches and leaves open how many: one has noise, and all are the
+    /// model-level counts again. Chosen by every other request of the demo model's full traces and
+    /// its sibling's, where a token waits 5.12 and 175.1 ms for experts with 12 matches, 5.86 and
+    /// 175.7 with 3, 5.17 and 177.3 with 24. The requests between say so, too: 5.00 and 173.2 with
+    /// 12, 5.82 and 176.7 with 3 (`moeba-lab`, table `moe-infinity-matches`).
+    pub const N_MATCHES: usize = 12;
+}
+
 impl Default for InfinityOptions {
-    /// 120 is where the curves of Figure 13 end. The paper adds up "several" matches and leaves
-    /// open how many: one has noise, and many are the model-level counts again. Of the demo
-    /// model's choices (60 texts of its test set) half were among twice as many predictions with 3
-    /// or 6 matches, 0.47 and 0.48 with 1 and 12, and 0.32 by model-level counts.
     fn default() -> Self {
         InfinityOptions {
-            capacity: 120,
-            n_matches: 3,
+            capacity: Self::CAPACITY,
+            n_matches: Self::N_MATCHES,
             request_level: true,
             multi_layer: true,
             layer_proximity: true,
