@@ -51,7 +51,19 @@ fn options() -> TrainOptions {
     let mut options = TrainOptions { epochs: 8, warm_up: 1, batch: 32, ..Default::default() };
     (options.width, options.held_out) = (32, 0.25);
     (options.outer.rate, options.middle.rate) = (1e-2, 1e-2);
+    // All directions of this world's activations matter.
+    (options.outer.compression, options.middle.compression) = (1, 1);
     options
+}
+
+/// The paper's 4096 become 256 and 512, and every model's activations become shorter.
+#[test]
+fn activations_are_compressed() {
+    let options = TrainOptions::default();
+    let n_pca = |n_embd| [Group::Outer, Group::Middle].map(|group| options.n_pca(group, n_embd));
+    assert_eq!(n_pca(4096), [256, 512]);
+    assert_eq!(n_pca(2048), [256, 256]);
+    assert_eq!([n_pca(256), n_pca(2), n_pca(1)], [[128, 128], [1, 1], [1, 1]]);
 }
 
 fn trained(n: usize, options: &TrainOptions) -> Trained {
