@@ -83,10 +83,10 @@ pub struct HybridReport {
     pub wall_ns: f64,
     /// Steps in which every token is a generated one.
     pub tpot: Distribution,
-    /// By how much GPU (with the link it waits for) and CPU differ in a layer, ns: PreScope 6.5.
-    pub imbalance: Distribution,
-    /// GPU and CPU time of each layer of each step, ns.
+    /// GPU (with the link it waits for) and CPU time of each layer of each step, ns.
     pub layers: Vec<(f64, f64)>,
+    /// Those of the steps of `tpot`.
+    pub decode_layers: Vec<(f64, f64)>,
     pub counters: HybridCounters,
 }
 
@@ -104,21 +104,21 @@ pub fn simulate_batches(batches: &Batches, options: &HybridOptions) -> HybridRep
     let load_ns = (link.latency_ns + link.transfer_ns(options.geometry.expert_bytes)) as f64;
     let placement = options.scheduler.build();
     let mut machine = Machine::new(costs, load_ns, options.sync_slowdown, placement, resident);
-    let mut decode = Vec::new();
+    let (mut decode, mut decode_layers) = (Vec::new(), Vec::new());
     for step in &batches.steps {
-        let start = machine.now();
+        let (start, first_layer) = (machine.now(), machine.layers.len());
         machine.step(batches, step);
         if step.n_tokens == step.n_generated {
             decode.push((machine.now() - start) as u64);
+            decode_layers.extend(&machine.layers[first_layer..]);
         }
     }
-    let differences = machine.layers.iter().map(|(gpu, cpu)| (gpu - cpu).abs() as u64);
     HybridReport {
         n_generated: batches.steps.iter().map(|step| step.n_generated).sum(),
         wall_ns: machine.now(),
         tpot: Distribution::of(decode),
-        imbalance: Distribution::of(differences.collect()),
         counters: machine.counters,
+        decode_layers,
         layers: machine.layers,
     }
 }

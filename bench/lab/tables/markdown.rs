@@ -13,12 +13,7 @@ pub fn markdown(table: &Table, plot_folder: &str) -> String {
         write_grid(&mut out, &paper.columns, &paper.rows);
     }
     for claim in &table.claims {
-        let verdict = if claim.holds {
-            "agrees".to_string()
-        } else {
-            format!("**differs**: {}", claim.otherwise)
-        };
-        line(&mut out, &format!("- {} — {verdict}", claim.text));
+        out.push_str(&claim.markdown());
     }
     if !table.claims.is_empty() {
         out.push('\n');
@@ -52,7 +47,7 @@ pub fn csv(table: &Table) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Axes, Cell, Claim, Paper, Row, columns};
+    use super::super::{Axes, Cell, Change, Paper, Row, Runs, check, columns};
     use super::*;
 
     fn table() -> Table {
@@ -73,11 +68,11 @@ mod tests {
             claims: Vec::new(),
             plot: Some(Axes { x: "size".into(), y: "hits".into() }),
         };
-        let holds = table.at_least("a, b", "c", 0.0);
-        table.claims = vec![
-            Claim::new("More is more", holds, "no"),
-            Claim::new("Less is more", !holds, "it is not"),
-        ];
+        let make = |_: &[Change]| Ok(Table::default());
+        let runs = Runs::new(&make);
+        let more = check("More is more", &table, &runs, |t| t.compare("a, b", "c", 0.0)).done();
+        let less = check("Less is more", &table, &runs, |t| t.compare("c", "a, b", 0.0)).done();
+        table.claims = vec![more, less];
         table
     }
 
@@ -86,7 +81,8 @@ mod tests {
         let expected = "### Some table\n\nMade up.\n\n| policy | 10 | 20 |\n| --- | ---: | ---: |\n\
                         | a, b | 50.0 % | 25.0 % |\n| c | 1.00 | — |\n\nThe paper's: elsewhere.\n\n\
                         | policy | x |\n| --- | ---: |\n| a | 10.0 % |\n\n- More is more — agrees\n\
-                        - Less is more — **differs**: it is not\n\n\
+                        - Less is more — **differs**: c 1.00 and a, b 50.0 % at 10\n\
+                        \x20 - the whole of the difference is explained by none of these runs\n\n\
                         ![Some table](plots/some-table.svg)\n\n";
         assert_eq!(markdown(&table(), "plots"), expected);
     }

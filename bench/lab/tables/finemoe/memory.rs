@@ -1,7 +1,9 @@
 //! Figure 18: memory of the Expert Map Store.
 
 use super::stated;
-use crate::tables::{Axes, Cell, Claim, Inputs, Row, Table, columns};
+use crate::tables::{
+    Axes, Cell, Change, Compared, Finding, Inputs, Row, Runs, Table, check, columns,
+};
 use moeba::Result;
 use moeba::policy::Shape;
 use moeba::policy::papers::finemoe::MapStore;
@@ -39,19 +41,23 @@ pub fn figure_18(_: &Inputs) -> Result<Vec<Table>> {
         claims: Vec::new(),
         plot: Some(Axes { x: "capacity, thousands of maps".into(), y: "memory, MB".into() }),
     };
-    let largest = |row: &Row| row.cells.last().and_then(Cell::value).unwrap_or(f64::NAN);
+    let nothing = |_: &[Change]| Ok(Table::default());
+    let runs = Runs::new(&nothing);
+    let small = |table: &Table| {
+        Finding::strict(table.rows.iter().map(|row| {
+            let largest = row.cells.last().and_then(Cell::value).unwrap_or(f64::NAN);
+            Compared {
+                margin: 200.0 - largest,
+                figures: format!("{largest:.0} MB of {}", row.name),
+            }
+        }))
+    };
     let [mixtral, qwen, phi] = MODELS.map(|(name, ..)| name);
-    table.claims = vec![
-        Claim::new(
-            "32K maps take less than 200 MB",
-            table.rows.iter().all(|row| largest(row) < 200.0),
-            "what is kept of a row and of an embedding has grown",
-        ),
-        Claim::new(
-            "Those of Qwen1.5-MoE take the most",
-            [mixtral, phi].iter().all(|other| table.at_least(qwen, other, 0.0)),
-            "a row keeps its 32 most probable experts at the most, and there are fewer layers",
-        ),
+    let most = |table: &Table| table.compare(qwen, mixtral, 0.0).and(table.compare(qwen, phi, 0.0));
+    let claims = [
+        check("32K maps take less than 200 MB", &table, &runs, small).done(),
+        check("Those of Qwen1.5-MoE take the most", &table, &runs, most).done(),
     ];
+    table.claims = claims.into();
     Ok(vec![table])
 }

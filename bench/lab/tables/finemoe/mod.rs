@@ -6,6 +6,7 @@
 //! they go on learning.
 
 mod caching;
+mod entropy;
 mod limits;
 mod memory;
 mod overheads;
@@ -15,6 +16,7 @@ mod split;
 mod store;
 
 pub use caching::figure_14b;
+pub use entropy::figure_3;
 pub use limits::figure_12;
 pub use memory::figure_18;
 pub use overheads::figure_17;
@@ -30,12 +32,10 @@ use split::Split;
 /// Paper, Section 6.1.
 const DEVICE: &str = "rtx3090";
 
-/// Requests that fill caches before anything is counted.
-const N_WARM_UP: usize = 6;
-
 /// All of them, in the order of the paper.
 pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
-    let mut tables = figures_8_and_9(inputs)?;
+    let mut tables = figure_3(inputs)?;
+    tables.extend(figures_8_and_9(inputs)?);
     tables.extend(figure_12(inputs)?);
     tables.extend(figure_14a(inputs)?);
     tables.extend(figure_14b(inputs)?);
@@ -68,9 +68,9 @@ fn routing_of(trace: &Trace) -> String {
 
 /// Says in a setting how many requests are learned from and counted.
 fn learned(split: &Split) -> String {
-    let (known, new) = (split.known.len(), split.new.len());
-    let counted = new.saturating_sub(N_WARM_UP);
-    format!("{known} requests are learned from, {N_WARM_UP} fill the cache, {counted} are counted")
+    let (known, new, n_warm_up) = (split.known.len(), split.new.len(), split.n_warm_up());
+    let counted = new - n_warm_up;
+    format!("{known} requests are learned from, {n_warm_up} fill the cache, {counted} are counted")
 }
 
 #[cfg(test)]

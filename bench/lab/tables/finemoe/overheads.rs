@@ -3,10 +3,12 @@
 //! Policies read no clock, so a replay cannot measure a search. It is given how long one takes and
 //! says what becomes of that beside the layer loop. Live runs measure what the whole policy does.
 
-use super::split::{Split, profile};
-use super::{DEVICE, N_WARM_UP, learned, stated};
+use super::split::{N_WARM_UP, Split, profile};
+use super::{DEVICE, learned, stated};
 use crate::tables::side_by_side::Live;
-use crate::tables::{Cell, Claim, Inputs, Row, Source, Table, columns};
+use crate::tables::{
+    Cell, Change, Claim, Compared, Finding, Inputs, Row, Runs, Source, Table, check, columns,
+};
 use moeba::Result;
 use moeba::policy::FineMoeOptions;
 use moeba::trace::Ordered;
@@ -34,6 +36,13 @@ const LONGER: usize = 5;
 const SEARCHES_SHARE: usize = 7;
 
 pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
+    let make = |changes: &[Change]| inputs.with(changes, rows);
+    let mut table = make(&[])?;
+    table.claims = claims(&table, inputs, &Runs::new(&make))?;
+    Ok(vec![table])
+}
+
+fn rows(inputs: &Inputs) -> Result<Table> {
     let (mut rows, mut settings) = (Vec::new(), Vec::new());
     for source in inputs.sources() {
         let split = Split::of(source.trace).at_most(usize::MAX, N_WARM_UP + N_NEW);
@@ -41,7 +50,7 @@ pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
         rows.extend(of_source(&source, &split)?);
     }
     rows.extend(live(inputs).map(live_row));
-    let mut table = Table {
+    Ok(Table {
         id: "finemoe-fig-17",
         title: "FineMoE, Figure 17: latency breakdown of one iteration".into(),
         setting: format!(
@@ -64,9 +73,7 @@ pub fn figure_17(inputs: &Inputs) -> Result<Vec<Table>> {
             ],
         )),
         ..Table::default()
-    };
-    table.claims = claims(&table, inputs);
-    Ok(vec![table])
+    })
 }
 
 const LIVE: &str = " Live rows are measured, a model's own experts from disk, by the part \
@@ -109,7 +116,7 @@ fn of_source(source: &Source, split: &Split) -> Result<Vec<Row>> {
     for search_ns in SEARCHES {
         let mut options = SimOptions {
             profile: profile.clone(),
-            n_warm_up: N_WARM_UP,
+            n_warm_up: split.n_warm_up(),
             ..source.options(DEVICE, "finemoe", SHARE)
         };
         options.costs.search_ns = search_ns;
@@ -136,40 +143,69 @@ fn breakdown(report: &Report) -> [f64; 5] {
     parts.map(|ns| ns as f64 / decode.n_tokens as f64 / 1e6)
 }
 
-fn claims(table: &Table, inputs: &Inputs) -> Vec<Claim> {
-    let value =
-        |source: &Source, search_ns, column: usize| table.values(&name(source, search_ns))[column];
-    let is_hidden =
-        |search_ns| inputs.sources().all(|source| value(&source, search_ns, LONGER).abs() < 1.0);
-    let mut claims = vec![
-        Claim::new(
-            "Searches of 50 µs change the iteration by less than 1 %",
-            is_hidden(SEARCHES[1]),
-            "at this size of experts a layer takes hardly longer than a search",
-        ),
-        Claim::new(
-            "So do searches ten times as long",
-            is_hidden(SEARCHES[2]),
-            "what is predicted late is prefetched late: half a millisecond is longer \
-             than a layer of small experts computes, so some predictions come too late for a load",
-        ),
-    ];
+/// Searches change the iteration by less than 1 %.
+fn hidden(table: &Table, search_ns: u64) -> Finding {
+    let suffix = format!(", {} µs", search_ns / 1000);
+    let rows = table.rows.iter().filter(|row| row.name.ends_with(&suffix));
+    Finding::strict(rows.map(|row| Compared {
+        margin: 1.0 - row.cells[LONGER].value().map_or(f64::NAN, f64::abs),
+        figures: format!("{} of {}", row.cells[LONGER], row.name),
+    }))
+}
+
+/// Live, what the policy does is a small part.
+fn live_share(table: &Table) -> Finding {
+    let rows = table.rows.iter().filter(|row| row.name.starts_with("live"));
+    Finding::of(rows.map(|row| Compared {
+        margin: 1.0 - row.cells[SEARCHES_SHARE].value().unwrap_or(f64::NAN),
+        figures: format!("{} of {}", row.cells[SEARCHES_SHARE], row.name),
+    }))
+}
+
+/// The same time as a part of the modelled iteration, which is a published model's.
+fn live_beside_modelled(table: &Table, iteration_ms: f64) -> Finding {
+    let rows = table.rows.iter().filter(|row| row.name.starts_with("live"));
+    Finding::of(rows.map(|row| {
+        let us = row.cells[SEARCHES_SHARE - 1].value().unwrap_or(f64::NAN);
+        let percent = us / 10.0 / iteration_ms;
+        Compared {
+            margin: 1.0 - percent,
+            figures: format!("{us:.0} µs are {percent:.1} % of {iteration_ms:.1} ms"),
+        }
+    }))
+}
+
+const SHORT: &str = "a layer computes for less time than a search takes";
+
+fn claims(table: &Table, inputs: &Inputs, runs: &Runs) -> Result<Vec<Claim>> {
+    let text = "Searches of 50 µs change the iteration by less than 1 %";
+    let short = check(text, table, runs, |table| hidden(table, SEARCHES[1]))
+        .unless(SHORT, &[Change::Compute(8.0)])?;
+    let long = "So do searches ten times as long";
+    let long = check(long, table, runs, |table| hidden(table, SEARCHES[2]))
+        .unless(SHORT, &[Change::Compute(8.0)])?
+        .unless(
+            "loads that come late are waited for",
+            &[Change::Compute(8.0), Change::Link(8.0)],
+        )?;
+    let mut claims = vec![short.done(), long.done()];
+    let iteration = |source: &Source, table: &Table| table.values(&name(source, 0))[ITERATION];
     if let Some(coarse) = inputs.coarse {
-        let [fine, coarse] = [inputs.fine, coarse].map(|source| value(&source, 0, ITERATION));
-        claims.push(Claim::new(
-            "The model of few parameters has the shorter iteration",
-            fine < coarse,
-            "the layers are as many and wait as long",
-        ));
+        let text = "The model of few parameters has the shorter iteration";
+        let shorter = check(text, table, runs, |table| {
+            let [fine, coarse] = [inputs.fine, coarse].map(|source| iteration(&source, table));
+            Finding::one(coarse - fine, format!("{fine:.1} ms and {coarse:.1} ms"))
+        });
+        claims.push(shorter.unless("loads are waited for", &[Change::Link(16.0)])?.done());
     }
-    let of_live = live(inputs).map(live_row).filter_map(|row| row.cells[SEARCHES_SHARE].value());
-    if let Some(most) = of_live.reduce(f64::max) {
-        claims.push(Claim::new(
-            format!("Live, what the policy does is at most 1 % of an iteration ({most:.1} %)"),
-            most <= 1.0,
-            "the demo model is so small that its iterations are much shorter than those above, \
-             while its maps have as many rows to search",
-        ));
+    if live(inputs).next().is_some() {
+        let text = "Live, what the policy does is at most 1 % of an iteration (1 % is the paper's)";
+        let live = check(text, table, runs, live_share).shown(
+            "the demo model's iterations are short",
+            "in the time of the first row above",
+            || Ok(live_beside_modelled(table, iteration(&inputs.fine, table))),
+        );
+        claims.push(live?.done());
     }
-    claims
+    Ok(claims)
 }

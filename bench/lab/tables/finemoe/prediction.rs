@@ -2,7 +2,10 @@
 
 use super::split::{Split, chosen, iterations, shape, steps};
 use super::{DEVICE, routing_of, stated};
-use crate::tables::{Axes, Claim, Inputs, N_UBATCH, Row, Source, Table, columns};
+use crate::tables::{
+    Axes, Cell, Change, Claim, Compared, Finding, Inputs, N_UBATCH, Row, Runs, Source, Table,
+    check, columns,
+};
 use moeba::Result;
 use moeba::policy::papers::finemoe::{Iteration, best_distance, profile_distances, top_k};
 use moeba::policy::{Costs, FineMoeOptions};
@@ -24,14 +27,27 @@ const SHARE: f64 = 0.5;
 
 pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
     let trace = inputs.full.unwrap_or(inputs.fine.trace);
-    let split = Split::of(trace).at_most(N_KNOWN, N_NEW);
+    let alone = Inputs::of(Source { trace, ..inputs.fine });
+    let make = |changes: &[Change]| {
+        alone.with(changes, |inputs| Ok(changed(rows(inputs.fine, changes), changes)))
+    };
+    let mut table = make(&[])?;
+    table.claims = claims(&table, &Runs::new(&make))?;
+    Ok(vec![table])
+}
+
+fn rows(source: Source, changes: &[Change]) -> Table {
+    let trace = source.trace;
+    let mut split = Split::of(trace).at_most(N_KNOWN, N_NEW);
+    if changes.contains(&FEW) {
+        split.known.truncate(split.known.len() / 2);
+    }
     let routing = Traced::new(trace, N_UBATCH);
     let n_layers = trace.header().moe_layers().count();
     let distances = 1..=MAX_AHEAD.min(n_layers);
     let speculate: Vec<f64> =
         distances.clone().map(|d| speculation(trace, &routing, &split.new, d)).collect();
     let count = request_counts(&routing, &split.new);
-    let source = Source { trace, ..inputs.fine };
     let costs = source.options(DEVICE, "finemoe", SHARE).costs;
     let costs = costs.timer(&source.geometry(), trace.header().k);
     let maps = [(false, false), (true, false), (true, true)].map(|(semantic, delta)| {
@@ -45,7 +61,7 @@ pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
         let share = |d: usize| n_layers as f64 / n_layers.saturating_sub(d) as f64;
         rates.iter().zip(distances.clone()).map(|(rate, d)| rate * share(d)).collect::<Vec<_>>()
     };
-    let mut table = Table {
+    Table {
         id: "finemoe-fig-14a",
         title: "FineMoE, Figure 14a: expert hit rate of ways to predict, by prefetch distance"
             .into(),
@@ -63,9 +79,7 @@ pub fn figure_14a(inputs: &Inputs) -> Result<Vec<Table>> {
         paper: Some(paper()),
         claims: Vec::new(),
         plot: Some(Axes { x: "prefetch distance, layers".into(), y: "hit rate, %".into() }),
-    };
-    table.claims = claims(&table);
-    Ok(vec![table])
+    }
 }
 
 fn setting(source: &Source, split: &Split, full: &ByMap) -> String {
@@ -106,38 +120,84 @@ fn paper() -> crate::tables::Paper {
     )
 }
 
-fn claims(table: &Table) -> Vec<Claim> {
-    let speculate = table.values(SPECULATE);
-    // A trace may hold one distance, and then there is nothing to compare.
-    let known: Vec<f64> = speculate.into_iter().filter(|rate| rate.is_finite()).collect();
-    let falls = known.windows(2).all(|pair| pair[1] <= pair[0]);
-    let others = [SPECULATE, T, TS, FULL];
-    let mut claims = vec![
-        Claim::new(
-            "Request-level hit counts are the worst at every distance",
-            others.iter().all(|other| table.at_least(other, COUNT, 0.0)),
-            "they know every layer beforehand, and in a model of few layers the first d, of which \
-             those who look from the token's own layers know nothing, are a large part",
-        ),
-        Claim::new(
-            "Trajectory, semantics and δ each add to the hit rate",
-            table.at_least(TS, T, 0.0) && table.at_least(FULL, TS, 0.0),
-            "one of them takes away at some distance",
-        ),
-        Claim::new(
-            "The full map is better than speculation at every distance",
-            table.at_least(FULL, SPECULATE, 0.0),
-            "a router itself, on nearly its own input, knows more of a layer close by than what \
-             other tokens did",
-        ),
-    ];
-    if let [first, .., last] = known[..] {
-        let text = "The hit rate of speculation falls with the distance, by more than a third";
-        let holds = falls && last < first * 2.0 / 3.0;
-        let otherwise = "the residual stream of this model changes less from layer to layer";
-        claims.insert(0, Claim::new(text, holds, otherwise));
+const FEW: Change = Change::Own("with half of the known requests");
+const LATER: Change = Change::Own("with the layers alone that a distance leaves to predict");
+const FAR: Change = Change::Own("with distances from 3, the least that the paper chooses, alone");
+
+/// The rows without what a change leaves out.
+fn changed(mut table: Table, changes: &[Change]) -> Table {
+    let later = format!("{T}, {LATE}");
+    let ratios: Vec<f64> =
+        table.values(&later).iter().zip(table.values(T)).map(|(later, all)| later / all).collect();
+    for row in &mut table.rows {
+        let is_of_token = [SPECULATE, T].contains(&row.name.as_str());
+        for (at, cell) in row.cells.iter_mut().enumerate() {
+            match cell {
+                _ if changes.contains(&FAR) && at < 2 => *cell = Cell::Missing,
+                Cell::Share(rate) if is_of_token && changes.contains(&LATER) => *rate *= ratios[at],
+                _ => {}
+            }
+        }
     }
-    claims
+    table
+}
+
+/// Speculation by distance; a trace may hold one distance alone.
+fn speculated(table: &Table) -> Vec<f64> {
+    table.values(SPECULATE).into_iter().filter(|rate| rate.is_finite()).collect()
+}
+
+fn falls(table: &Table) -> Finding {
+    let known = speculated(table);
+    let (Some(first), Some(last)) = (known.first(), known.last().filter(|_| known.len() > 1))
+    else {
+        return Finding::default();
+    };
+    let steps = known.windows(2).map(|pair| Compared {
+        margin: pair[0] - pair[1],
+        figures: format!("{:.1} % and then {:.1} %", pair[0], pair[1]),
+    });
+    let figures = format!("{first:.1} % and at last {last:.1} %");
+    Finding::of(steps).and(Finding::one(first * 2.0 / 3.0 - last, figures))
+}
+
+/// Whether doubling the known requests adds as much to the full map as it is behind.
+fn second_half(table: &Table, few: &Table) -> Finding {
+    let maps = table.values(FULL).into_iter().zip(few.values(FULL));
+    Finding::of(maps.zip(table.values(SPECULATE)).map(|((map, before), speculated)| Compared {
+        margin: (map - before) - (speculated - map).max(0.0),
+        figures: format!("{:+.1} points, {:.1} behind", map - before, speculated - map),
+    }))
+}
+
+fn counts_are_worst(table: &Table) -> Finding {
+    let others = [SPECULATE, T, TS, FULL];
+    Finding::of(others.iter().flat_map(|other| table.margins(other, COUNT, 0.0)))
+}
+
+fn claims(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
+    let text = "The hit rate of speculation falls with the distance, by more than a third (ours)";
+    let falls = check(text, table, runs, falls)
+        .unless("a third counts the first layers as missed as well", &[LATER])?;
+    let worst = "Request-level hit counts are the worst at every distance";
+    let worst = check(worst, table, runs, counts_are_worst).unless(
+        "the first layers, of which who looks from the token's own layers knows nothing, are a \
+         large part of few layers",
+        &[LATER],
+    )?;
+    let adds = "Trajectory, semantics and δ each add to the hit rate";
+    let adds = check(adds, table, runs, |table| {
+        table.compare(TS, T, 0.0).and(table.compare(FULL, TS, 0.0))
+    });
+    let better = "The full map is better than speculation at every distance";
+    let better = check(better, table, runs, |table| table.compare(FULL, SPECULATE, 0.0))
+        .unless("a router knows most of a layer close by", &[FAR])?
+        .shown(
+            "few requests are known",
+            "what the second half of the known requests adds to the map, against what it lacks,",
+            || Ok(second_half(table, &*runs.with(&[FEW])?)),
+        )?;
+    Ok(vec![falls.done(), worst.done(), adds.done(), better.done()])
 }
 
 /// Results of map searches for the new requests at one distance.

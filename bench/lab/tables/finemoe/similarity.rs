@@ -2,7 +2,10 @@
 
 use super::split::{iteration, steps};
 use super::{routing_of, stated};
-use crate::tables::{Axes, Cell, Claim, Inputs, Row, Source, Table, columns};
+use crate::tables::{
+    Alteration, Axes, Cell, Change, Compared, Finding, Inputs, Row, Runs, Source, Table, check,
+    columns,
+};
 use moeba::Result;
 use moeba::policy::mix;
 use moeba::policy::papers::finemoe::{
@@ -26,17 +29,50 @@ const SEMANTIC: &str = "semantic";
 const TRAJECTORY: &str = "trajectory";
 
 pub fn figures_8_and_9(inputs: &Inputs) -> Result<Vec<Table>> {
-    let (mut by_score, mut coefficients) = (Vec::new(), Vec::new());
-    for source in inputs.sources() {
-        let [semantic, trajectory] = pairs(&source);
-        let model = &source.trace.header().model;
-        for (name, points) in [(SEMANTIC, &semantic), (TRAJECTORY, &trajectory)] {
-            by_score.push(Row::new(format!("{name}, {model}"), binned(points)));
-        }
-        let row = [pearson(&semantic), pearson(&trajectory)];
-        coefficients.push(Row::numbers(model, 3, row));
+    let make_8 = |changes: &[Change]| inputs.with(changes, |inputs| Ok(figure_8(inputs)));
+    let make_9 = |changes: &[Change]| inputs.with(changes, |inputs| Ok(figure_9(inputs)));
+    let (mut table_8, mut table_9) = (make_8(&[])?, make_9(&[])?);
+    let (runs_8, runs_9) = (Runs::new(&make_8), Runs::new(&make_9));
+    let even = [Change::Routing(Alteration::Even)];
+    let text = "The more alike, semantically or by trajectory, the higher the hit rate (to two \
+                points, which are ours)";
+    table_8.claims = vec![
+        check(text, &table_8, &runs_8, rises).unless("some experts are used by all", &even)?.done(),
+    ];
+    for (column, name) in [(0, "Semantic"), (1, "Trajectory")] {
+        let text =
+            format!("{name} similarity and hit rate are correlated (above 0.3, which is ours)");
+        let correlated = |table: &Table| {
+            Finding::strict(table.rows.iter().map(|row| Compared {
+                margin: row.cells[column].value().unwrap_or(f64::NAN) - CORRELATED,
+                figures: format!("{} of {}", row.cells[column], row.name),
+            }))
+        };
+        let claim = check(text, &table_9, &runs_9, correlated);
+        table_9.claims.push(claim.unless("some experts are used by all", &even)?.done());
     }
-    Ok(vec![figure_8(inputs, by_score), figure_9(inputs, coefficients)])
+    Ok(vec![table_8, table_9])
+}
+
+/// Our reading of "correlated".
+const CORRELATED: f64 = 0.3;
+
+/// By embedding and by trajectory, of each source.
+fn all_pairs(inputs: &Inputs) -> Vec<(String, [Points; 2])> {
+    let model = |source: &Source| source.trace.header().model.clone();
+    inputs.sources().map(|source| (model(&source), pairs(&source))).collect()
+}
+
+/// No bin has a lower hit rate than the one before it.
+fn rises(table: &Table) -> Finding {
+    Finding::of(table.rows.iter().flat_map(|row| {
+        let values: Vec<f64> = row.cells.iter().filter_map(Cell::value).collect();
+        let steps: Vec<(f64, f64)> = values.windows(2).map(|pair| (pair[0], pair[1])).collect();
+        steps.into_iter().map(|(before, after)| Compared {
+            margin: after - before + NOISE,
+            figures: format!("{before:.1} % and then {after:.1} %, {}", row.name),
+        })
+    }))
 }
 
 /// Similarity and hit rate of pairs.
@@ -100,62 +136,43 @@ fn setting(inputs: &Inputs) -> String {
     )
 }
 
-fn figure_8(inputs: &Inputs, rows: Vec<Row>) -> Table {
-    let middles = (0..N_BINS).map(|bin| format!("{:.2}", (bin as f64 + 0.5) / N_BINS as f64));
-    let rises = rows.iter().all(|row| {
-        let values: Vec<f64> = row.cells.iter().filter_map(Cell::value).collect();
-        values.len() > 1 && values.windows(2).all(|pair| pair[1] >= pair[0] - NOISE)
+fn figure_8(inputs: &Inputs) -> Table {
+    let rows = all_pairs(inputs).into_iter().flat_map(|(model, [semantic, trajectory])| {
+        [(SEMANTIC, semantic), (TRAJECTORY, trajectory)]
+            .map(|(name, points)| Row::new(format!("{name}, {model}"), binned(&points)))
     });
-    let claims = vec![Claim::new(
-        "The more alike, semantically or by trajectory, the higher the hit rate (to two points)",
-        rises,
-        "embeddings that are neither the same nor foreign to each other say little of the experts: \
-         these are of single tokens, without what they mean where they stand",
-    )];
+    let middles = (0..N_BINS).map(|bin| format!("{:.2}", (bin as f64 + 0.5) / N_BINS as f64));
     Table {
         id: "finemoe-fig-8",
         title: "FineMoE, Figure 8: mean expert hit rate by similarity score".into(),
         setting: format!("{} By the middle of a tenth of similarities.", setting(inputs)),
         columns: columns("similarity", middles),
-        rows,
+        rows: rows.collect(),
         paper: Some(stated(
             "a plot, of which the text states",
             &[("semantic, trajectory", "both can effectively indicate the accuracy")],
         )),
-        claims,
         plot: Some(Axes { x: "similarity score".into(), y: "hit rate, %".into() }),
+        ..Table::default()
     }
 }
 
-fn figure_9(inputs: &Inputs, rows: Vec<Row>) -> Table {
-    let values = |column: usize| rows.iter().filter_map(move |row| row.cells[column].value());
-    let correlated = |column: usize| values(column).all(|r| r > 0.3);
-    let claims = vec![
-        Claim::new(
-            "Semantic similarity and hit rate are correlated (above 0.3)",
-            correlated(0),
-            "most pairs of embeddings are about as unlike as any other, so most of the variation \
-             of the hit rate is not theirs",
-        ),
-        Claim::new(
-            "Trajectory similarity and hit rate are correlated (above 0.3)",
-            correlated(1),
-            "probabilities differ more than the choices that are made by them",
-        ),
-    ];
+fn figure_9(inputs: &Inputs) -> Table {
+    let rows = all_pairs(inputs).into_iter().map(|(model, [semantic, trajectory])| {
+        Row::numbers(model, 3, [pearson(&semantic), pearson(&trajectory)])
+    });
     Table {
         id: "finemoe-fig-9",
         title: "FineMoE, Figure 9: Pearson correlation of similarity score and expert hit rate"
             .into(),
         setting: setting(inputs),
         columns: columns("model", [SEMANTIC, TRAJECTORY]),
-        rows,
+        rows: rows.collect(),
         paper: Some(stated(
             "a plot, of which the text states",
             &[("all models and datasets", "high scores potentially relate to high hit rates")],
         )),
-        claims,
-        plot: None,
+        ..Table::default()
     }
 }
 

@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 /// Known requests in ten of a kind: 70 % (§6.1).
 const KNOWN_OF_TEN: usize = 7;
 
+/// Requests that fill caches, if there are enough.
+pub const N_WARM_UP: usize = 6;
+
 /// Requests by number, the kinds in turn, so that a part from the start has something of each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Split {
@@ -29,6 +32,11 @@ impl Split {
             .map(|requests| requests.split_at((KNOWN_OF_TEN * requests.len()).div_ceil(10)));
         let (known, new): (Vec<_>, Vec<_>) = parts.unzip();
         Split { known: in_turn(&known, 1), new: in_turn(&new, 1) }
+    }
+
+    /// New requests that fill caches before anything is counted: six, or a third of a few.
+    pub fn n_warm_up(&self) -> usize {
+        N_WARM_UP.min(self.new.len() / 3)
     }
 
     /// No more than so many of either.

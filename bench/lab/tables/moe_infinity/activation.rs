@@ -1,5 +1,5 @@
-//! The observations behind its design (2.3, 3.1): how few experts a batch uses, Table 1, and how much more
-//! unevenly one request uses them than all together, Figure 4.
+//! The observations behind its design (2.3, 3.1): how few experts a batch uses, Table 1, and how
+//! much more unevenly one request uses them than all together, Figure 4.
 
 use super::{Inputs, Table, with_claims};
 use crate::tables::{

@@ -1,15 +1,16 @@
 //! Caching and prefetching together (7.3): how many of the experts that decode steps use are in
 //! the buffer as a whole when they are asked for.
 
-use super::workload::{self, Pace, Workload, cases, policy};
-use super::{Inputs, Table};
+use super::workload::{self, Pace, TWICE, Workload, cases, policy};
+use super::{Inputs, N_REQUESTS, Table, with_claims};
 use crate::future::{Belady, Oracle, future};
-use crate::tables::{Claim, Paper, Row, Source, columns};
+use crate::tables::{
+    Alteration, Change, Claim, Compared, Finding, Paper, Row, Runs, Source, check, columns,
+};
 use moeba::Result;
+use moeba::policy::RequestEam;
 use moeba::trace::Budget;
 use moeba::trace::Ordered;
-
-const STEP: usize = 3;
 
 /// Slots in parts of all experts: the shares that NLLB, Mixtral and Switch had in the paper
 /// (52 of 1,536, 39 of 256 and 953 of 1,536), the first as near as two tokens' experts allow, and
@@ -21,14 +22,18 @@ const STRATEGIES: [(&str, &str); 3] =
 
 /// Table 5: hit rates by slots.
 pub fn table_5(inputs: &Inputs) -> Result<Table> {
+    with_claims(inputs, rows, claims)
+}
+
+fn rows(inputs: &Inputs, changes: &[Change]) -> Result<Table> {
     let mut rows = Vec::new();
     for (source, pace) in cases(inputs) {
         for share in SHARES {
-            rows.push(row(&source, pace, share)?);
+            rows.push(row(&source, pace, share, changes)?);
         }
     }
-    let requests = Workload::mixed(inputs.fine.trace, STEP).describe();
-    let mut table = Table {
+    let requests = Workload::of(&inputs.fine, N_REQUESTS, changes).describe();
+    Ok(Table {
         id: "moe-infinity-table-5",
         title: "MoE-Infinity, Table 5: buffer hit rate of caching and prefetching together".into(),
         setting: format!(
@@ -41,34 +46,41 @@ pub fn table_5(inputs: &Inputs) -> Result<Table> {
         rows,
         paper: Some(paper()),
         ..Table::default()
-    };
-    table.claims = claims(&table);
-    Ok(table)
+    })
 }
 
-fn row(source: &Source, pace: Pace, share: f64) -> Result<Row> {
+fn row(source: &Source, pace: Pace, share: f64, changes: &[Change]) -> Result<Row> {
     let header = source.trace.header();
     let n_all: usize = header.layers.iter().map(|layer| layer.n_experts).sum();
     let geometry = source.geometry();
     let expert_bytes = geometry.slot_bytes() * geometry.n_granules;
     // One token's experts and one more are the least that a tier takes.
     let n_slots = ((share * n_all as f64).round() as usize).max(header.k + 1);
-    let workload = Workload::mixed(source.trace, STEP);
+    let workload = Workload::of(source, N_REQUESTS, changes);
     let options = |policy| {
         let mut options = pace.options(source, policy, share);
         options.budget = Budget::Bytes((n_slots * expert_bytes) as u64);
         options
     };
+    let routing = source.routing();
+    let future = future(&Ordered { routing: &routing, order: workload.order.clone() });
+    let oracle = || Box::new(Oracle::new(future.clone(), 1)) as Box<_>;
     let mut values = Vec::new();
     for (_, name) in STRATEGIES {
         let options = options(name);
-        values.push(workload.replay_named(source, &options)?.decode.counters.hit_rate());
+        let report = match name {
+            "moe-infinity" if changes.contains(&EXACT) => {
+                workload.replay(source, &options, |shape| {
+                    policy(Box::new(RequestEam::new(shape)), Some(oracle()))
+                })
+            }
+            _ => workload.replay_named(source, &options),
+        };
+        values.push(report?.decode.counters.hit_rate());
     }
-    let routing = source.routing();
-    let future = future(&Ordered { routing: &routing, order: workload.order.clone() });
     let ideal = workload.replay(source, &options("on-demand"), |_| {
-        let oracle = Oracle::new(future.clone(), 1);
-        policy(Box::new(Belady::new(future)), Some(Box::new(oracle)))
+        let knows_next = !changes.contains(&BLIND);
+        policy(Box::new(Belady::new(future.clone())), knows_next.then(oracle))
     })?;
     values.push(ideal.decode.counters.hit_rate());
     let slots = format!("{n_slots} slots ({:.0} %)", 100.0 * n_slots as f64 / n_all as f64);
@@ -91,29 +103,50 @@ fn paper() -> Paper {
     }
 }
 
-fn claims(table: &Table) -> Vec<Claim> {
-    let everywhere = |holds: &dyn Fn(&[f64]) -> bool| {
-        table.rows.iter().all(|row| holds(&table.values(&row.name)))
-    };
-    vec![
-        Claim::new(
-            "Counts of all requests hit more often than LRU",
-            everywhere(&|v| v[1] > v[0]),
-            "what was used lately is the better guess of what comes than what was used most by all \
-             requests, wherever a token's experts fit into the slots; where they do not, LRU \
-             drops each before it comes again, and counts are better.",
-        ),
-        Claim::new(
-            "Request-level traces hit more often than both",
-            everywhere(&|v| v[2] > v[0].max(v[1])),
-            "where there is next to no time to prefetch, caching alone counts, and a request's \
-             own counts hit less often than recent use where a token's experts fit.",
-        ),
-        Claim::new(
-            "They stay within 11 points of the ideal, as the paper's table does",
-            everywhere(&|v| v[2] >= v[3] - 11.0),
-            "knowing what the next layer uses is worth more here than in the paper, whose \
-             ideal hits half or less where slots are few.",
-        ),
-    ]
+const EXACT: Change = Change::Own("with exact prefetches in the place of those by traces");
+const BLIND: Change = Change::Own("with an ideal that does not know the next layer");
+
+/// A column is above another in every row, by more than nothing.
+fn above(table: &Table, upper: usize, lower: usize) -> Finding {
+    Finding::strict(table.rows.iter().map(|row| {
+        let (a, b) = (&row.cells[upper], &row.cells[lower]);
+        Compared {
+            margin: a.value().zip(b.value()).map_or(f64::NAN, |(a, b)| a - b),
+            figures: format!("{a} and {} {b} of {}", table.columns[lower + 1], row.name),
+        }
+    }))
+}
+
+/// No row is further from the ideal than the paper's.
+fn near(table: &Table) -> Finding {
+    Finding::of(table.rows.iter().map(|row| {
+        let (ours, ideal) = (&row.cells[2], &row.cells[3]);
+        Compared {
+            margin: ours.value().zip(ideal.value()).map_or(f64::NAN, |(a, b)| a - b + 11.0),
+            figures: format!("{ours} and ideally {ideal} of {}", row.name),
+        }
+    }))
+}
+
+fn claims(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
+    let shuffled = Change::Routing(Alteration::Shuffle);
+    let (again, few) =
+        ("a text soon uses again what it has just used", "there are few past requests");
+    let guessed = "what the next layer uses is guessed";
+    let counts = "Counts of all requests hit more often than LRU";
+    let counts = check(counts, table, runs, |table| above(table, 1, 0))
+        .unless(few, &[TWICE])?
+        .unless(again, &[shuffled])?;
+    let ours = "Request-level traces hit more often than both";
+    let ours = check(ours, table, runs, |table| above(table, 2, 0).and(above(table, 2, 1)))
+        .unless(few, &[TWICE])?
+        .unless(again, &[shuffled])?
+        .unless(guessed, &[EXACT])?;
+    let ideal = "They stay within 11 points of the ideal (the most in the paper's table)";
+    let ideal = check(ideal, table, runs, near)
+        .unless(few, &[TWICE])?
+        .unless(guessed, &[EXACT])?
+        .unless("the ideal knows the next layer", &[BLIND])?
+        .unless("a request's counts are no knowledge of the next token", &[EXACT, shuffled])?;
+    Ok(vec![counts.done(), ours.done(), ideal.done()])
 }

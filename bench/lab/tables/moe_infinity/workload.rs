@@ -1,11 +1,10 @@
 //! Requests in the order in which a table serves them, and replays of them.
 
 use super::{DEVICE, Inputs};
-use crate::tables::Source;
+use crate::tables::{Change, Source};
 use moeba::Result;
 use moeba::policy::{Eviction, Lru, Policy, PolicySpec, Predictor, Profile, Shape};
 use moeba::trace::Ordered;
-use moeba::trace::format::Trace;
 use moeba::trace::{Caching, Report, Roofline, SimOptions, Tiers, by_turns, simulate_policy};
 
 /// Whether loads have something to pass beside.
@@ -28,7 +27,7 @@ impl Pace {
         if self == Pace::Load {
             options.geometry = options.geometry.with_granules(1);
             let timer = options.costs.timer(&options.geometry, source.trace.header().k);
-            let memory_ns = timer.load_ns;
+            let memory_ns = timer.load_ns * source.speeds.compute;
             options.costs.expert = Roofline { launch_ns: 0.0, memory_ns, token_ns: 0.0 };
         }
         options
@@ -61,6 +60,9 @@ pub fn setting(inputs: &Inputs, requests: &str) -> String {
     )
 }
 
+/// Policies learn more.
+pub const TWICE: Change = Change::Own("with all requests served once before");
+
 /// Requests of a replay, and how many at the start only fill stores and caches.
 #[derive(Clone, Debug)]
 pub struct Workload {
@@ -69,10 +71,19 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Kinds take turns with every `step`-th of their requests; the first half is history.
-    pub fn mixed(trace: &Trace, step: usize) -> Workload {
-        let order = by_turns(trace, step);
-        Workload { n_history: order.len() / 2, order }
+    /// About `n` requests of a source or, of a short trace, all; kinds take turns.
+    pub fn of(source: &Source, n: usize, changes: &[Change]) -> Workload {
+        Workload::ordered(by_turns(source.trace, source.every(n)), changes)
+    }
+
+    /// These requests, of which the first half is history.
+    pub fn ordered(order: Vec<usize>, changes: &[Change]) -> Workload {
+        let workload = Workload { n_history: order.len() / 2, order };
+        if changes.contains(&TWICE) { workload.twice() } else { workload }
+    }
+
+    fn twice(self) -> Workload {
+        Workload { n_history: self.n_history + self.order.len(), order: self.order.repeat(2) }
     }
 
     /// `build` makes the policy.

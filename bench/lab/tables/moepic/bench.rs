@@ -1,6 +1,6 @@
 //! Replays as MoEpic measured: on its machine, with its division of memory.
 
-use super::super::{Inputs, N_UBATCH, Source};
+use super::super::{Inputs, Source};
 use crate::future::{Belady, future};
 use moeba::Result;
 use moeba::policy::{MoepicOptions, Policy, Shape};
@@ -26,7 +26,8 @@ pub struct Bench<'a> {
     /// Every n-th request of each kind, the kinds by turns, so that the first few are of all.
     order: Vec<usize>,
     n_warm_up: usize,
-    /// Times are the paper's, not derived.
+    /// Times are the paper's, not derived: layers take as long, and the link takes as long for an
+    /// expert, as the paper measured with Qwen1.5-MoE.
     pub as_measured: bool,
 }
 
@@ -40,7 +41,7 @@ const N_LOADS: f64 = 96.0;
 impl<'a> Bench<'a> {
     /// On every n-th request.
     pub fn new(inputs: &Inputs<'a>, source: Source<'a>, every: usize) -> Bench<'a> {
-        let (traced, order) = (Traced::new(source.trace, N_UBATCH), by_turns(source.trace, every));
+        let (traced, order) = (source.routing(), by_turns(source.trace, every));
         let n_warm_up = inputs.n_warm_up.min(order.len() / 2);
         Bench { source, traced, order, n_warm_up, as_measured: false }
     }
@@ -56,10 +57,10 @@ impl<'a> Bench<'a> {
         passes.filter(|pass| !pass.is_prompt).map(|pass| pass.tokens.len()).sum()
     }
 
-    /// With layers that take as long, and a link that takes as long for an expert, as the paper
-    /// measured with Qwen1.5-MoE.
-    pub fn as_measured(self) -> Bench<'a> {
-        Bench { as_measured: true, ..self }
+    /// All requests come twice, and the first time to warm up.
+    pub fn serve_twice(&mut self) {
+        self.n_warm_up += self.order.len();
+        self.order = self.order.repeat(2);
     }
 
     pub fn options(&self, policy: &str, n_granules: usize) -> SimOptions {
@@ -67,9 +68,17 @@ impl<'a> Bench<'a> {
         let geometry = self.source.geometry().with_granules(n_granules);
         let costs = match self.as_measured {
             false => options.costs,
-            true => measured(options.costs, &geometry, self.traced.k()),
+            true => self.measured(&geometry),
         };
         SimOptions { geometry, costs, n_warm_up: self.n_warm_up, ..options }
+    }
+
+    fn measured(&self, geometry: &Geometry) -> CostModel {
+        let derived = Source::new(self.source.trace, self.source.stands_for);
+        let derived = derived.options(DEVICE, "on-demand", 1.0).costs;
+        let mut costs = measured(derived, geometry, self.traced.k());
+        self.source.speeds.apply(&mut costs);
+        costs
     }
 
     /// The model that the experts are taken for, and whose times.

@@ -1,8 +1,10 @@
 //! Table 1: hit rates of evictions.
 
-use super::super::{Axes, Claim, Inputs, Paper, Row, Table, columns};
+use super::super::{
+    Alteration, Axes, Cell, Change, Claim, Inputs, Paper, Row, Runs, Table, check, columns,
+};
 use super::bench::Bench;
-use super::{EVERY, Ids, each};
+use super::{Ids, Maker, N_REQUESTS, TWICE, each};
 use moeba::Result;
 use moeba::trace::Routing;
 
@@ -22,17 +24,22 @@ const BELADY: &str = "Belady (knows the future)";
 const IDS: Ids = Ids { fine: "moepic-table-1", as_measured: None, coarse: "moepic-table-1-coarse" };
 
 pub fn table_1(inputs: &Inputs) -> Result<Vec<Table>> {
-    each(inputs, IDS, EVERY, table)
+    each(inputs, IDS, N_REQUESTS, &Maker { rows, claims })
 }
 
-fn table(id: &'static str, bench: &Bench) -> Result<Table> {
+fn rows(id: &'static str, bench: &Bench, changes: &[Change]) -> Result<Table> {
     let mut rows = Vec::new();
     for (name, eviction) in POLICIES.iter().chain(&[(SCAN_RESISTANT, "scan-resistant")]) {
         rows.push(Row::shares(*name, hit_rates(bench, eviction, false)?));
     }
     rows.push(Row::shares(FIXED, N_CACHED.map(|n| most_frequent(bench, share(n)))));
     rows.push(Row::shares(BELADY, hit_rates(bench, "lru", true)?));
-    let mut table = Table {
+    if changes.contains(&ROOMY) {
+        let (n, k) = (bench.source.n_experts() as f64, bench.source.trace.header().k as f64);
+        let n_small = N_CACHED.iter().filter(|cached| share(**cached) * n < 2.0 * k).count();
+        rows.iter_mut().for_each(|row| row.cells[..n_small].fill(Cell::Missing));
+    }
+    Ok(Table {
         id,
         title: format!("MoEpic, Table 1: hit rates of evictions, {}", bench.name()),
         setting: format!(
@@ -47,9 +54,7 @@ fn table(id: &'static str, bench: &Bench) -> Result<Table> {
         paper: Some(paper()),
         claims: Vec::new(),
         plot: Some(Axes { x: "cached experts of a layer, %".into(), y: "hit rate, %".into() }),
-    };
-    table.claims = claims(&table);
-    Ok(table)
+    })
 }
 
 fn share(n_cached: usize) -> f64 {
@@ -106,24 +111,28 @@ fn paper() -> Paper {
     }
 }
 
-fn claims(table: &Table) -> Vec<Claim> {
-    let others = ["RND", "LFU", "LRU"];
-    vec![
-        Claim::new(
-            "LCP hits more than random, LFU and LRU, whatever is cached",
-            others.iter().all(|other| table.at_least("LCP", other, 0.0)),
-            "one weight of frequency and recency does not suit every model and size",
-        ),
-        Claim::new(
-            "LFU hits more than LRU",
-            table.at_least("LFU", "LRU", 0.0),
-            "requests are of different kinds, and what a request uses again says more than what \
-             all of them use: see the most frequent experts, held for good",
-        ),
-        Claim::new(
-            "LRU hits more than random",
-            table.at_least("LRU", "RND", 0.0),
-            "a cache of little more than a token's experts has nothing to choose from",
-        ),
-    ]
+const ROOMY: Change = Change::Own("with caches of at least twice a token's experts alone");
+
+const AGAIN: &str = "a text soon uses again what it has just used";
+const LITTLE: &str = "there are few requests to learn from";
+
+fn claims(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
+    let shuffled = [Change::Routing(Alteration::Shuffle)];
+    let lcp_wins = |table: &Table| {
+        let [random, lfu, lru] =
+            ["RND", "LFU", "LRU"].map(|other| table.compare("LCP", other, 0.0));
+        random.and(lfu).and(lru)
+    };
+    let lcp =
+        check("LCP hits more than random, LFU and LRU, whatever is cached", table, runs, lcp_wins)
+            .unless(AGAIN, &shuffled)?
+            .unless(LITTLE, &[TWICE])?
+            .unless("both hold", &[shuffled[0], TWICE])?;
+    let lfu = check("LFU hits more than LRU", table, runs, |t| t.compare("LFU", "LRU", 0.0))
+        .unless(LITTLE, &[TWICE])?
+        .unless(AGAIN, &shuffled)?;
+    let lru = check("LRU hits more than random", table, runs, |t| t.compare("LRU", "RND", 0.0))
+        .unless(LITTLE, &[TWICE])?
+        .unless("a token's experts leave a cache before the next token uses them", &[ROOMY])?;
+    Ok(vec![lcp.done(), lfu.done(), lru.done()])
 }

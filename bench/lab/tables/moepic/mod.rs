@@ -8,7 +8,7 @@ mod eviction;
 mod memory;
 mod split;
 
-use super::{Inputs, Table};
+use super::{Change, Claim, Inputs, Runs, Table};
 use bench::Bench;
 use moeba::Result;
 
@@ -17,9 +17,10 @@ pub use eviction::table_1;
 pub use memory::figure_8;
 pub use split::figure_4b;
 
-/// Every fourth request; for searches, which take many replays, every eighth.
-const EVERY: usize = 4;
-const EVERY_FOR_SEARCHES: usize = 8;
+/// About so many requests, and for searches, which take many replays, a quarter; all of a trace
+/// that has no more.
+const N_REQUESTS: usize = 48;
+const N_FOR_SEARCHES: usize = 12;
 
 /// In the paper's order.
 pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
@@ -36,23 +37,40 @@ struct Ids {
     coarse: &'static str,
 }
 
-/// Applies `of` to each bench that has a name, with every n-th request.
-fn each<'a>(
-    inputs: &Inputs<'a>,
-    ids: Ids,
-    every: usize,
-    of: impl Fn(&'static str, &Bench<'a>) -> Result<Table>,
-) -> Result<Vec<Table>> {
-    let fine = || Bench::new(inputs, inputs.fine, every);
-    let mut tables = vec![of(ids.fine, &fine())?];
-    if let Some(id) = ids.as_measured {
-        tables.push(of(id, &fine().as_measured())?);
-    }
-    if let Some(coarse) = inputs.coarse {
-        tables.push(of(ids.coarse, &Bench::new(inputs, coarse, every))?);
+/// A table's rows with some changes, and its claims.
+struct Maker {
+    rows: fn(&'static str, &Bench, &[Change]) -> Result<Table>,
+    claims: fn(&Table, &Runs) -> Result<Vec<Claim>>,
+}
+
+/// Makes the table of each bench that has a name, with about so many requests.
+fn each(inputs: &Inputs, ids: Ids, n_requests: usize, maker: &Maker) -> Result<Vec<Table>> {
+    let fine = [(Some(ids.fine), false), (ids.as_measured, true)];
+    let fine = fine.map(|(id, as_measured)| (id, Some(inputs.fine), as_measured));
+    let benches = fine.into_iter().chain([(Some(ids.coarse), inputs.coarse, false)]);
+    let mut tables = Vec::new();
+    for (id, source, as_measured) in benches {
+        let (Some(id), Some(source)) = (id, source) else { continue };
+        let alone = Inputs { n_warm_up: inputs.n_warm_up, ..Inputs::of(source) };
+        let make = |changes: &[Change]| {
+            alone.with(changes, |inputs| {
+                let mut bench = Bench::new(inputs, inputs.fine, inputs.fine.every(n_requests));
+                bench.as_measured = as_measured;
+                if changes.contains(&TWICE) {
+                    bench.serve_twice();
+                }
+                (maker.rows)(id, &bench, changes)
+            })
+        };
+        let mut table = make(&[])?;
+        table.claims = (maker.claims)(&table, &Runs::new(&make))?;
+        tables.push(table);
     }
     Ok(tables)
 }
+
+/// Policies learn more.
+const TWICE: Change = Change::Own("with all requests served once before");
 
 #[cfg(test)]
 mod tests;

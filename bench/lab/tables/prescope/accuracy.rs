@@ -1,6 +1,11 @@
 //! Figure 16 and Table 3: how well LLaPor predicts.
 
-use crate::tables::{Axes, Cell, Claim, Inputs, Paper, Row, Table, columns};
+use super::alike::alike;
+use crate::tables::{
+    Axes, Cell, Change, Claim, Compared, Finding, Inputs, Paper, Row, Runs, Source, Table, check,
+    columns,
+};
+use moeba::Result;
 use moeba::policy::papers::prescope::llapor::Group;
 use moeba::train::report::{GATE, LLAPOR, LlaporReport, PREDICTION, STATISTICS, TRAINING};
 
@@ -27,19 +32,42 @@ fn cell(report: &LlaporReport, layer: usize, predictor: &str, measure: &str) -> 
 
 /// Over all layers that have it.
 fn mean(report: &LlaporReport, predictor: &str, measure: &str) -> Option<f64> {
-    let values = report.layers().into_iter().filter_map(|l| report.get(l, predictor, measure));
+    mean_from(report, 0, predictor, measure)
+}
+
+/// Without so many of the first layers.
+fn mean_from(report: &LlaporReport, first: usize, predictor: &str, measure: &str) -> Option<f64> {
+    let layers = report.layers().into_iter().skip(first);
+    let values = layers.filter_map(|l| report.get(l, predictor, measure));
     let (n, sum) = values.fold((0, 0.0), |(n, sum), value| (n + 1, sum + value));
     (n > 0).then(|| sum / f64::from(n))
 }
 
-pub fn figure_16(inputs: &Inputs, report: &LlaporReport) -> Table {
-    let layers = report.layers();
+/// Names the cosine of the router's inputs of a layer and of the one before it.
+const ALIKE: &str = "cosine of the inputs";
+
+pub fn figure_16(inputs: &Inputs, report: &LlaporReport) -> Result<Table> {
+    let make = |changes: &[Change]| Ok(rows_16(inputs, report, changes));
+    let mut table = make(&[])?;
+    table.claims = accuracy_claims(&table, &Runs::new(&make))?;
+    Ok(table)
+}
+
+fn rows_16(inputs: &Inputs, report: &LlaporReport, changes: &[Change]) -> Table {
+    let mut layers = report.layers();
+    if changes.contains(&NO_FIRST) {
+        layers.remove(0);
+    }
     let k = report.k().unwrap_or(0);
     let measure = format!("top{k}");
     let row = |(name, predictor): (&str, &str)| {
         Row::new(name, layers.iter().map(|layer| cell(report, *layer, predictor, &measure)))
     };
-    let mut table = Table {
+    let mut rows: Vec<Row> = NAMES.map(row).into();
+    if let Some(trace) = inputs.full.filter(|trace| trace.header().hidden) {
+        rows.push(Row::numbers(ALIKE, 2, layers.iter().map(|layer| alike(trace, *layer))));
+    }
+    Table {
         id: "prescope-fig-16",
         title: format!("PreScope, Figure 16: accuracy of the top {k} by layer"),
         setting: format!(
@@ -48,7 +76,7 @@ pub fn figure_16(inputs: &Inputs, report: &LlaporReport) -> Table {
             setting(inputs, report)
         ),
         columns: columns("predictor", &layers),
-        rows: NAMES.map(row).into(),
+        rows,
         paper: Some(Paper {
             columns: columns("predictor", ["accuracy"]),
             rows: vec![
@@ -61,42 +89,74 @@ pub fn figure_16(inputs: &Inputs, report: &LlaporReport) -> Table {
         }),
         plot: Some(Axes { x: "layer".into(), y: format!("top {k}, %") }),
         ..Table::default()
-    };
-    table.claims = accuracy_claims(&table);
-    table
+    }
 }
 
-fn accuracy_claims(table: &Table) -> Vec<Claim> {
-    let [llapor, gate, frequent] = NAMES.map(|(name, _)| table.values(name));
-    let lowest = llapor.iter().copied().fold(f64::MAX, f64::min);
-    let n = llapor.len();
-    let outer = (0..n).filter(|at| Group::of(*at, n) == Group::Outer);
-    let wins = |at: usize, rival: &[f64]| llapor[at] > rival[at] || rival[at].is_nan();
-    let n_won = (0..n).filter(|at| wins(*at, &gate)).count();
-    vec![
-        Claim::new(
-            format!("LLaPor is above 80 % in every layer (the lowest is {lowest:.1} %)"),
-            lowest >= 80.0,
-            "the first layer follows a token that is not known yet, and the others were learned \
-             from thousands of tokens where the paper has data sets",
-        ),
-        Claim::new(
-            format!("LLaPor is more accurate than the gate in every layer (in {n_won} of {n})"),
-            n_won == n,
-            "in a small model whose activations change little from layer to layer the next router \
-             knows more than a network that few tokens have taught",
-        ),
-        Claim::new(
-            "LLaPor is more accurate than the gate in most layers of the input and output groups",
-            2 * outer.clone().filter(|at| wins(*at, &gate)).count() > outer.count(),
-            "the output group of this model is as smooth as its middle",
-        ),
-        Claim::new(
-            "LLaPor is more accurate than what is most frequent in every layer",
-            (0..n).all(|at| wins(at, &frequent)),
-            "it has been trained too little",
-        ),
-    ]
+const NO_FIRST: Change = Change::Own("with the layers alone that follow another of the same token");
+
+/// The gate's accuracy against LLaPor's, in the mean over layers.
+pub fn gate_is_better(report: &LlaporReport) -> Finding {
+    let measure = format!("top{}", report.k().unwrap_or(0));
+    let [llapor, gate] = [LLAPOR, GATE]
+        .map(|predictor| 100.0 * mean(report, predictor, &measure).unwrap_or(f64::NAN));
+    Finding::one(gate - llapor, format!("the gate {gate:.1} %, LLaPor {llapor:.1} %"))
+}
+
+/// LLaPor above a rival in some layers; one that has no figure is no rival.
+fn beside(table: &Table, rival: &str, of: impl Fn(usize) -> bool) -> Finding {
+    let margins = table.margins(NAMES[0].0, rival, 0.0).into_iter().enumerate();
+    Finding::strict(margins.filter(|(at, _)| of(*at)).map(|(_, one)| one))
+}
+
+/// Most of the layers of the input and output groups.
+fn most_outer(table: &Table) -> Finding {
+    let n = table.columns.len() - 1;
+    let outer = beside(table, "gate", |at| Group::of(at, n) == Group::Outer);
+    if outer.n == 0 {
+        return outer;
+    }
+    let figures = format!("in {} of {}, at worst {}", outer.n_held, outer.n, outer.figures);
+    Finding::strict([Compared { margin: outer.n_held as f64 - outer.n as f64 / 2.0, figures }])
+}
+
+/// Whether the gate knows the more of a layer the more alike the inputs are: the correlation over
+/// layers of the cosine and of the gate's lead.
+fn lead_by_likeness(table: &Table) -> Finding {
+    if !table.rows.iter().any(|row| row.name == ALIKE) {
+        return Finding::default();
+    }
+    let [llapor, gate] = [NAMES[0].0, NAMES[1].0].map(|name| table.values(name));
+    let leads = gate.iter().zip(llapor).map(|(gate, llapor)| gate - llapor);
+    let points: Vec<(f64, f64)> = table.values(ALIKE).into_iter().zip(leads).collect();
+    let r = super::alike::correlation(&points);
+    Finding::strict([Compared { margin: r - 0.5, figures: format!("their correlation is {r:.2}") }])
+}
+
+fn accuracy_claims(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
+    let above = |table: &Table| {
+        let cells = table.row(NAMES[0].0).cells.iter().zip(&table.columns[1..]);
+        Finding::of(cells.map(|(cell, layer)| Compared {
+            margin: cell.value().unwrap_or(f64::NAN) - 80.0,
+            figures: format!("{cell} of layer {layer}"),
+        }))
+    };
+    let likeness = "in this model inputs of neighbouring layers are alike, which the gate gains by";
+    let measured = "the gate's lead over LLaPor by the cosine of the inputs, layer by layer:";
+    let unknown = "the first layer follows a token that is not known yet";
+    let high = check("LLaPor is above 80 % in every layer", table, runs, above)
+        .unless(unknown, &[NO_FIRST])?;
+    let text = "LLaPor is more accurate than the gate in every layer";
+    let every = check(text, table, runs, |table| beside(table, "gate", |_| true))
+        .unless(unknown, &[NO_FIRST])?
+        .shown(likeness, measured, || Ok(lead_by_likeness(table)))?;
+    let text =
+        "LLaPor is more accurate than the gate in most layers of the input and output groups";
+    let outer = check(text, table, runs, most_outer)
+        .shown(likeness, measured, || Ok(lead_by_likeness(table)))?;
+    let text = "LLaPor is more accurate than what is most frequent in every layer";
+    let frequent = check(text, table, runs, |table| beside(table, "most frequent", |_| true));
+    let frequent = frequent.unless(unknown, &[NO_FIRST])?;
+    Ok(vec![high.done(), every.done(), outer.done(), frequent.done()])
 }
 
 /// Least and most over the layers of what LLaPor has of a measure, if any.
@@ -115,11 +175,19 @@ const TAKEN: [(&str, &str, &str, f64); 3] = [
     ("Training", TRAINING, "s", 1.0),
 ];
 
-pub fn table_3(inputs: &Inputs, report: &LlaporReport) -> Table {
+pub fn table_3(inputs: &Inputs, report: &LlaporReport) -> Result<Table> {
+    let make = |changes: &[Change]| Ok(rows_3(inputs, report, changes));
+    let mut table = make(&[])?;
+    table.claims = hot_claims(&table, inputs, report, &Runs::new(&make))?;
+    Ok(table)
+}
+
+fn rows_3(inputs: &Inputs, report: &LlaporReport, changes: &[Change]) -> Table {
+    let first = usize::from(changes.contains(&NO_FIRST));
     let measures = [("Top2", "hot2"), ("Top3", "hot3"), ("Top4", "hot4"), ("Tokens", "coverage")];
     let row = |(name, measure): (&str, &str)| {
         let mean = |(_, predictor): (&str, &str)| {
-            mean(report, predictor, measure).map_or(Cell::Missing, Cell::Share)
+            mean_from(report, first, predictor, measure).map_or(Cell::Missing, Cell::Share)
         };
         Row::new(name, NAMES.map(mean))
     };
@@ -130,7 +198,7 @@ pub fn table_3(inputs: &Inputs, report: &LlaporReport) -> Table {
             rows.push(Row::new(name, [Cell::Text(taken), Cell::Missing, Cell::Missing]));
         }
     }
-    let mut table = Table {
+    Table {
         id: "prescope-table-3",
         title: "PreScope, Table 3: hot experts found".into(),
         setting: format!(
@@ -145,10 +213,7 @@ pub fn table_3(inputs: &Inputs, report: &LlaporReport) -> Table {
         rows,
         paper: Some(paper_3()),
         ..Table::default()
-    };
-    table.claims = hot_claims(&table);
-    table.claims.extend(span(report, PREDICTION).map(|(_, most)| time_claim(most)));
-    table
+    }
 }
 
 const TIMES: &str = "; time is that of one token's prediction for a layer and training that of a \
@@ -156,17 +221,6 @@ const TIMES: &str = "; time is that of one token's prediction for a layer and tr
 
 /// A pass of the paper's takes no longer, µs.
 const PASS_US: f64 = 480.0;
-
-fn time_claim(most_us: f64) -> Claim {
-    Claim::new(
-        format!(
-            "A prediction takes no longer than the paper's 0.12 to 0.48 ms ({:.3} ms at most)",
-            most_us / 1e3
-        ),
-        most_us <= PASS_US,
-        "the processor of that machine is slower than a GPU at some 10⁵ products, or was busy",
-    )
-}
 
 fn paper_3() -> Paper {
     let text =
@@ -186,28 +240,71 @@ fn paper_3() -> Paper {
     }
 }
 
-fn hot_claims(table: &Table) -> Vec<Claim> {
-    let of = |row: &str| table.values(row)[0];
-    let (hot, tokens) = (of("Top4"), of("Tokens"));
-    let falls = of("Top2") >= of("Top3") && of("Top3") >= of("Top4");
-    vec![
-        Claim::new(
-            format!("At least 94 % of the hot four are found ({hot:.1} %)"),
-            hot >= 94.0,
-            "routing here is more even: an expert has few tokens of a batch, and one more or less \
-             changes its rank",
+/// LLaPor's figure of a row, in percent.
+fn of(table: &Table, row: &str) -> f64 {
+    table.values(row)[0]
+}
+
+const HOT: [&str; 3] = ["Top2", "Top3", "Top4"];
+
+/// The hotter the surer; `of` gives each list's part that is found.
+fn surer(parts: [f64; 3]) -> Finding {
+    let pairs = [(0, 1), (1, 2)].map(|(hotter, other)| Compared {
+        margin: parts[hotter] - parts[other],
+        figures: format!(
+            "{} {:.1} % and {} {:.1} %",
+            HOT[hotter], parts[hotter], HOT[other], parts[other]
         ),
-        Claim::new(
-            format!("The tokens covered are off by less than 5 % ({:.1} %)", 100.0 - tokens),
-            tokens > 95.0,
-            "experts that are nearly as hot are taken for each other, and the first layer, whose \
-             token is not known when it is predicted, is in the mean",
-        ),
-        Claim::new(
-            "The hotter an expert the surer it is found: Top2 ≥ Top3 ≥ Top4",
-            falls,
-            "the window of two more is a larger part of a shorter list, and among many experts \
-             that are equally hot no order is sure",
-        ),
-    ]
+    });
+    Finding::of(pairs)
+}
+
+/// The same without what a random list would find: n + 2 of all experts are right.
+fn surer_than_chance(table: &Table, n_experts: f64) -> Finding {
+    let parts = [2.0, 3.0, 4.0].map(|n: f64| (n, of(table, HOT[n as usize - 2])));
+    let found = parts.map(|(n, part)| {
+        let chance = 100.0 * (n + 2.0) / n_experts;
+        100.0 * (part - chance) / (100.0 - chance)
+    });
+    surer(found)
+}
+
+fn hot_claims(
+    table: &Table,
+    inputs: &Inputs,
+    report: &LlaporReport,
+    runs: &Runs,
+) -> Result<Vec<Claim>> {
+    let unknown = "the first layer follows a token that is not known yet";
+    let covered = |table: &Table| {
+        let tokens = of(table, "Tokens");
+        Finding::strict([Compared { margin: tokens - 95.0, figures: format!("{tokens:.1} %") }])
+    };
+    let hot = check("At least 94 % of the hot four are found", table, runs, |table| {
+        Finding::one(of(table, "Top4") - 94.0, format!("{:.1} %", of(table, "Top4")))
+    });
+    let hot = hot.unless(unknown, &[NO_FIRST])?.shown(
+        "experts that are nearly as hot are taken for each other",
+        "the four that are predicted have nearly the tokens of the right four, as",
+        || Ok(covered(table)),
+    )?;
+    let tokens = check("The tokens covered are off by less than 5 %", table, runs, covered)
+        .unless(unknown, &[NO_FIRST])?;
+    let n_experts = Source { trace: inputs.full.unwrap_or(inputs.fine.trace), ..inputs.fine };
+    let n_experts = n_experts.n_experts() as f64;
+    let text = "The hotter an expert the surer it is found: Top2 ≥ Top3 ≥ Top4";
+    let parts = |table: &Table| surer(HOT.map(|row| of(table, row)));
+    let surer = check(text, table, runs, parts).unless(unknown, &[NO_FIRST])?.shown(
+        "the window of two more makes a longer list surer by chance",
+        "of what chance does not find",
+        || Ok(surer_than_chance(table, n_experts)),
+    )?;
+    let mut claims = vec![hot.done(), tokens.done(), surer.done()];
+    if let Some((_, most_us)) = span(report, PREDICTION) {
+        let text = "A prediction takes no longer than the paper's 0.12 to 0.48 ms";
+        let ms = format!("{:.3} ms at most", most_us / 1e3);
+        let time = check(text, table, runs, |_| Finding::one(PASS_US - most_us, ms.clone()));
+        claims.push(time.done());
+    }
+    Ok(claims)
 }

@@ -6,7 +6,7 @@ use crate::hybrid::{
     self, Batches, HybridOptions, HybridReport, Keep, Scheduler, simulate_batches,
 };
 use crate::placement::Prefetching;
-use crate::tables::{Cell, Inputs, Source, columns};
+use crate::tables::{Cell, Change, Claim, Inputs, Runs, Source, Table, columns};
 use moeba::trace::Ordered;
 use moeba::trace::{CostModel, Device, Host, by_turns};
 use moeba::{Error, Result};
@@ -38,12 +38,33 @@ pub struct Bench<'a> {
 }
 
 /// The two of the paper's models whose figures its text gives, on the nearest of our routings.
-pub fn benches<'a>(inputs: &Inputs<'a>) -> Result<Vec<Bench<'a>>> {
+pub fn sources<'a>(inputs: &Inputs<'a>) -> Vec<Source<'a>> {
     let fine = inputs.full.unwrap_or(inputs.fine.trace);
-    let fine = Source { trace: fine, stands_for: "deepseek-v2-lite" };
-    let fine = Bench::new(fine, inputs.networks.as_ref())?;
-    let coarse = inputs.coarse.map(|source| Bench::new(source, None)).transpose()?;
-    Ok([Some(fine), coarse].into_iter().flatten().collect())
+    let fine = Source { trace: fine, stands_for: FINE, ..inputs.fine };
+    [Some(fine), inputs.coarse].into_iter().flatten().collect()
+}
+
+const FINE: &str = "deepseek-v2-lite";
+
+/// A table of a source with its claims. Networks predict as long as the routing is that which they
+/// were trained for.
+pub fn with_claims(
+    inputs: &Inputs,
+    source: Source,
+    rows: &dyn Fn(&Bench, &[Change]) -> Table,
+    claims: &dyn Fn(&Table, &Runs) -> Result<Vec<Claim>>,
+) -> Result<Table> {
+    let alone = Inputs::of(source);
+    let trained = inputs.networks.as_ref().filter(|_| source.stands_for == FINE);
+    let make = |changes: &[Change]| {
+        alone.with(changes, |changed| {
+            let is_same = std::ptr::eq(changed.fine.trace, source.trace);
+            Ok(rows(&Bench::new(changed.fine, trained.filter(|_| is_same))?, changes))
+        })
+    };
+    let mut table = make(&[])?;
+    table.claims = claims(&table, &Runs::new(&make))?;
+    Ok(table)
 }
 
 /// Which of so many requests are served.
@@ -95,7 +116,7 @@ impl<'a> Bench<'a> {
     }
 
     pub fn is_fine(&self) -> bool {
-        self.source.stands_for == "deepseek-v2-lite"
+        self.source.stands_for == FINE
     }
 
     pub fn model(&self) -> &'static str {
@@ -107,13 +128,15 @@ impl<'a> Bench<'a> {
         let geometry = self.source.geometry();
         let device = Device::by_name(device).expect("a machine that is known");
         let n_experts: usize = self.gate[0].n_experts.iter().sum();
+        let mut costs = CostModel::derive(&device, &Host::XEON_6230R, &geometry);
+        self.source.speeds.apply(&mut costs);
         HybridOptions {
             scheduler: Scheduler::PreSched,
             keep: Keep::Hot(self.past.clone()),
             n_resident: (SHARE * n_experts as f64) as usize,
             sync_slowdown: None,
             geometry,
-            costs: CostModel::derive(&device, &Host::XEON_6230R, &geometry),
+            costs,
         }
     }
 

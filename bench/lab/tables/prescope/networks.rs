@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn prefetches_by_networks_are_needed() {
         let (full, trained) = (trace(48), trained(24 * N_DECODED));
-        let source = Source { trace: &full, stands_for: "deepseek-v2-lite" };
+        let source = Source::new(&full, "deepseek-v2-lite");
         let bench = Bench::new(source, Some(&trained)).unwrap();
         let options = bench.prescope("a100");
         let share = |reports: Vec<Option<_>>| {
@@ -192,7 +192,7 @@ mod tests {
         let by_gate = all(&inputs).unwrap();
         inputs.networks = Some(trained(16 * N_DECODED + 1));
         let tables = all(&inputs).unwrap();
-        let [throughput, ablation] = &tables[..] else { panic!("{tables:?}") };
+        let [throughput, ablation, _] = &tables[..] else { panic!("{tables:?}") };
         assert_eq!(ablation.rows.len(), by_gate[1].rows.len() + 2);
         for row in ["LLaPor, but with the gate, a100", "LLaPor, but with the gate, v100"] {
             // Sixteen requests are new: batches of 4, 8 and 16.
