@@ -5,10 +5,12 @@ pub mod cli;
 pub mod edits;
 pub mod gguf;
 pub mod gguf_exercise;
+mod golden;
 pub mod jobs;
 pub mod quant;
 pub mod stream;
 
+pub use golden::golden;
 use moeba::engine::{CacheType, Engine, EngineOptions};
 use moeba::gguf::Writer;
 use std::path::{Path, PathBuf};
@@ -46,8 +48,9 @@ pub fn convert_golden(name: &str, outtype: &str, dir: &Path) -> PathBuf {
         return path;
     }
     let out = dir.join(format!("{name}.{outtype}.gguf"));
-    let hf = repo().join("tests/golden").join(name);
-    succeed(moeba().arg("convert").arg(hf).arg("-o").arg(&out).args(["--outtype", outtype]));
+    succeed(
+        moeba().arg("convert").arg(golden(name)).arg("-o").arg(&out).args(["--outtype", outtype]),
+    );
     out
 }
 

@@ -16,7 +16,7 @@ struct Spoilt {
 
 impl Spoilt {
     fn new(name: &str) -> Spoilt {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let from = common::golden(name);
         let folder = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
             if entry.path().is_file() {
@@ -465,7 +465,7 @@ fn folders_that_are_none() {
 #[test]
 fn outputs_that_cannot_be() {
     let folder = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
+    let golden = common::golden("llama");
     for output in [folder.path().to_owned(), folder.path().join("no/such/folder/out.gguf")] {
         let options = ConvertOptions {
             folder: golden.clone(),

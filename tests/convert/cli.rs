@@ -1,12 +1,7 @@
 //! The commands as users call them: exit codes, one sentence on stderr, nothing on stdout.
 
-use std::path::{Path, PathBuf};
-
 use assert_cmd::Command;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
-}
+use common::golden;
 
 /// Runs with these arguments; answers the exit code and what stderr has.
 fn moeba(args: &[&str]) -> (i32, String) {

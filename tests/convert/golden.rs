@@ -4,13 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use common::golden;
 use moeba::convert::{ConvertOptions, Layout, Mix, QuantizeOptions, convert, quantize};
 use moeba::gguf::{Gguf, TensorInfo, TensorType, Value};
 use serde_json::{Value as Json, json};
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
-}
 
 fn fixture(name: &str) -> Json {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/convert").join(name);

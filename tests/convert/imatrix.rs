@@ -16,7 +16,7 @@ fn fixture(name: &str) -> PathBuf {
 /// The golden Qwen 3 MoE (64 columns, eight experts) in f32.
 fn model(folder: &TempDir) -> PathBuf {
     let output = folder.path().join("f32.gguf");
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3moe");
+    let golden = common::golden("qwen3moe");
     let mix = Some(Mix::F32);
     convert(&ConvertOptions { folder: golden, output: output.clone(), mix, ..Default::default() })
         .unwrap();

@@ -63,7 +63,7 @@ fn golden_checkpoints_say_the_same_in_both_layouts() {
             let standard = convert_golden(name, outtype, dir.path());
             let granule = dir.path().join("granule.gguf");
             let mut command = moeba();
-            command.arg("convert").arg(repo().join("tests/golden").join(name)).arg("-o");
+            command.arg("convert").arg(common::golden(name)).arg("-o");
             command.arg(&granule).args(["--outtype", outtype, "--layout", "granule"]);
             // The name of a model is that of its folder, not of its file.
             succeed(&mut command);

@@ -1,0 +1,48 @@
+"""Packs the golden checkpoints' safetensors to two thirds, as the repository tracks them.
+
+    python pack.py                  # X.safetensors of each folder here → X.safetensors.packed
+    python pack.py NAME... OUT      # the checkpoints NAME, unpacked to OUT/NAME
+
+A packed file is gzip of the bytes at even places followed by those at odd ones: the exponents of
+bfloat16 lie beside each other, and only they can be compressed. `golden` of tests/common unpacks.
+"""
+
+import gzip
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def pack(file):
+    content = file.read_bytes()
+    packed = gzip.compress(content[::2] + content[1::2], compresslevel=9, mtime=0)
+    Path(f"{file}.packed").write_bytes(packed)
+    file.unlink()
+
+
+def unpacked(file):
+    planes = gzip.decompress(file.read_bytes())
+    content, half = bytearray(len(planes)), (len(planes) + 1) // 2
+    content[::2], content[1::2] = planes[:half], planes[half:]
+    return content
+
+
+def unpack(name, out):
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (HERE / name).iterdir():
+        if file.suffix == ".packed":
+            (folder / file.stem).write_bytes(unpacked(file))
+        elif file.is_file():
+            shutil.copyfile(file, folder / file.name)
+
+
+if __name__ == "__main__":
+    *names, out = sys.argv[1:] or [""]
+    for name in names:
+        unpack(name, Path(out))
+    if not out:
+        for file in sorted(HERE.glob("*/*.safetensors")):
+            pack(file)
