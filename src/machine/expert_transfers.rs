@@ -49,7 +49,7 @@ impl ExpertTransfers {
             host: vec![1; N_EXPERTS * expert_bytes],
             device: DeviceBuffer::new(device, expert_bytes)?,
             pinned: Pinned::new(device, expert_bytes, PinnedKind::WriteCombined)?,
-            copied: (0..RING).map(|_| Event::new(device)).collect::<Result<_>>()?,
+            copied: (0..RING).map(|_| Event::restful(device)).collect::<Result<_>>()?,
             expert_bytes,
             chunk_bytes,
         };

@@ -5,8 +5,8 @@ use super::ptx::{kernel_text, module_of};
 use super::waits;
 use crate::backend::gpu::host_waits::HostWaits;
 use crate::backend::gpu::{
-    DeviceInfo, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo, PinnedKind, StreamId,
-    Version,
+    DeviceInfo, EventId, EventKind, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo, PinnedKind,
+    StreamId, Version,
 };
 use crate::{Error, Result};
 use cudarc::driver::{DriverError, result, sys};
@@ -21,6 +21,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 const PORTABLE: u32 = 1;
 const MAPPED: u32 = 2;
 const WRITE_COMBINED: u32 = 4;
+
+/// Of events: without times; with threads that sleep while they wait.
+const UNTIMED: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+const BLOCKING: u32 = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
 
 /// The most parameters of a kernel.
 const PARAMETERS: usize = 32;
@@ -261,13 +265,17 @@ impl Gpu for Cuda {
         }
     }
 
-    fn create_event(&self, timed: bool) -> Result<EventId> {
+    fn create_event(&self, kind: EventKind) -> Result<EventId> {
         self.enter()?;
-        let event = result::event::create(match timed {
-            true => sys::CUevent_flags::CU_EVENT_DEFAULT,
-            false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
-        });
-        let event = event.map_err(|e| self.failed("making an event", e))? as usize as u64;
+        let flags = match kind {
+            EventKind::Plain => UNTIMED,
+            EventKind::Timed => 0,
+            EventKind::Restful => UNTIMED | BLOCKING,
+        };
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the driver writes a handle where this one is.
+        let made = unsafe { sys::cuEventCreate(&raw mut event, flags) }.result().map(|()| event);
+        let event = made.map_err(|e| self.failed("making an event", e))? as usize as u64;
         self.live.add(Kind::Event, event);
         Ok(EventId(event))
     }

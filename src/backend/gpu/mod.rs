@@ -144,6 +144,16 @@ pub struct MemoryInfo {
     pub total_bytes: usize,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A thread that waits for it asks all the time: it goes on at once, and takes a core.
+    Plain,
+    /// The same, with a time. It costs more; `elapsed_ms` refuses others.
+    Timed,
+    /// A thread that waits for it sleeps.
+    Restful,
+}
+
 /// Host memory that the device copies from and to by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinnedKind {
@@ -246,8 +256,7 @@ pub trait Gpu: Send + Sync {
     /// Streams with `urgent` have priority over the others.
     fn create_stream(&self, urgent: bool) -> Result<StreamId>;
     fn destroy_stream(&self, stream: StreamId);
-    /// Without `timed` it costs less, and `elapsed_ms` refuses it.
-    fn create_event(&self, timed: bool) -> Result<EventId>;
+    fn create_event(&self, kind: EventKind) -> Result<EventId>;
     fn destroy_event(&self, event: EventId);
 
     /// The event is done when everything that `stream` has queued so far is.

@@ -1,7 +1,9 @@
 //! Streams, events and graphs that destroy themselves.
 
 use super::host_waits::Waiting;
-use super::{Device, DeviceSlice, EventId, GraphId, Grid, Kernel, KernelParams, Launch, StreamId};
+use super::{
+    Device, DeviceSlice, EventId, EventKind, GraphId, Grid, Kernel, KernelParams, Launch, StreamId,
+};
 use crate::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -233,12 +235,18 @@ pub struct Event {
 
 impl Event {
     pub fn new(gpu: &Device) -> Result<Event> {
-        Ok(Event { gpu: gpu.clone(), id: gpu.create_event(false)? })
+        Ok(Event { gpu: gpu.clone(), id: gpu.create_event(EventKind::Plain)? })
+    }
+
+    /// An event for a thread that has other threads beside it: it sleeps in `synchronize`, where
+    /// it would take a core for other events.
+    pub fn restful(gpu: &Device) -> Result<Event> {
+        Ok(Event { gpu: gpu.clone(), id: gpu.create_event(EventKind::Restful)? })
     }
 
     /// An event with a time.
     pub fn timed(gpu: &Device) -> Result<Event> {
-        Ok(Event { gpu: gpu.clone(), id: gpu.create_event(true)? })
+        Ok(Event { gpu: gpu.clone(), id: gpu.create_event(EventKind::Timed)? })
     }
 
     /// Whether its latest record is done; true if there was none.

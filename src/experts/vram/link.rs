@@ -60,7 +60,7 @@ impl Worker {
             feed: Feed::new(core.source.clone()),
             stream: Stream::new(gpu)?,
             staging,
-            copied: (0..RING).map(|_| Event::new(gpu)).collect::<Result<_>>()?,
+            copied: (0..RING).map(|_| Event::restful(gpu)).collect::<Result<_>>()?,
             flights: VecDeque::with_capacity(RING),
             next_buffer: 0,
         })

@@ -14,8 +14,8 @@ pub use queues::Queues;
 
 use super::host_waits::{self, HostWaits};
 use super::{
-    Device, DeviceInfo, DevicePtr, EventId, Gpu, GraphId, KernelId, Launch, Layout, MemoryInfo,
-    PinnedKind, StreamId, Version, kernel_params,
+    Device, DeviceInfo, DevicePtr, EventId, EventKind, Gpu, GraphId, KernelId, Launch, Layout,
+    MemoryInfo, PinnedKind, StreamId, Version, kernel_params,
 };
 use crate::{Error, Result};
 use capture::{Capture, Plan};
@@ -228,13 +228,13 @@ impl Gpu for Emulated {
         // It finishes what it has queued, as a driver's does.
     }
 
-    fn create_event(&self, timed: bool) -> Result<EventId> {
+    fn create_event(&self, kind: EventKind) -> Result<EventId> {
         let mut machine = self.machine();
         machine.check(self.device()).map_err(Error::Device)?;
         self.make(&mut machine, "an event")?;
         let id = machine.new_id();
         machine.events.insert(id, Recorded::Never);
-        if timed {
+        if kind == EventKind::Timed {
             machine.timed.insert(id);
         }
         Ok(EventId(id))
