@@ -1,25 +1,32 @@
-"""Compiles kernels/*.cu to kernels/ptx/*.ptx.gz, which the program embeds; needs no GPU.
+"""Compiles kernels/*.cu to kernels/ptx, which the program embeds; needs no GPU.
 
     pip install --no-deps -r kernels/requirements.txt
-    python kernels/build_ptx.py            # writes kernels/ptx, prints registers and spills
-    python kernels/build_ptx.py --check    # compares instead of writing: exit code 1 if they differ
+    python kernels/build_ptx.py            # makes what changed, prints its registers and spills
+    python kernels/build_ptx.py --all      # makes everything
+    python kernels/build_ptx.py --check    # makes everything and compares; exit code 1: it differs
 
-kernels/ptx/modules.rs is the table of the files: the kernels of each, and the digest of the
-sources that it was compiled from.
+A source becomes PTX, which every driver compiles for its GPU, and cubins: machine code for the
+compute capabilities in CUBINS, which drivers load as it is. kernels/ptx/modules.rs is the table of
+the files: the kernels of each, the digest of the sources that it was compiled from, and digests of
+the PTX and the cubins.
 
-NVRTC 12.0 makes PTX that every driver since 525 loads. A source in VARIANTS is compiled again for
-newer devices, to x.sm_80.ptx.gz beside x.ptx.gz. ptxas of CUDA 13 reports registers, local memory
-and shared memory for each of ARCHITECTURES. A kernel that spills is an error, and so is one whose
-largest block would need more registers than a multiprocessor has. Each file is compiled in its own
-process; together they take 90 seconds of one core.
+After a merge or rebase that conflicts in kernels/ptx: resolve the sources, run this, and
+`git add kernels/ptx`. The files and the table may be left as they are, markers of conflicts
+included: what does not belong to the sources is made again.
+
+NVRTC 12.0 makes PTX that every driver since 525 loads, and ptxas 12.9 cubins that they load: those
+of ptxas 13 have an ELF version that only drivers since 580 know. A source in VARIANTS is compiled
+again for newer devices, to x.sm_80.ptx.lzma beside x.ptx.lzma. ptxas reports registers, local
+memory and shared memory for each of ARCHITECTURES. A kernel that spills is an error, and so is one
+whose largest block would need more registers than a multiprocessor has. Each file is compiled in
+its own process; together they take two minutes of one core.
 """
 
 import argparse
 import ctypes
-import gzip
 import hashlib
 import importlib.util
-import io
+import lzma
 import re
 import subprocess
 import sys
@@ -33,9 +40,12 @@ TABLE = PTX / "modules.rs"
 # Compute capabilities, 75 for 7.5.
 TARGET = 75
 # From 8.0 on, one instruction multiplies two fragments of halves, where 7.5 needs two,
-# and of integers, where 7.5 needs four.
-VARIANTS = {"attention_prompt": [80], "matmul": [80]}
+# and of integers, where 7.5 needs four; and copies go to shared memory by themselves.
+VARIANTS = {"attention": [80], "attention_prompt": [80], "matmul": [80]}
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+# Newer devices of the same major version run a cubin too: 8.9 that of 8.6, whose instructions are
+# the same but in five kernels, 10.3 that of 10.0, 12.1 that of 12.0.
+CUBINS = [75, 80, 86, 90, 100, 120]
 # Registers of a multiprocessor of any of them; a warp takes a multiple of 8 for each thread.
 REGISTERS = 65536
 # Only fmaf() is a fused multiply-add. Divisions and roots are rounded correctly by default.
@@ -135,41 +145,97 @@ def tidy(ptx, source):
     return f"// kernels/{source.name}\n{body}\n"
 
 
-def compress(ptx):
-    """gzip without a name and a time, so that equal PTX gives equal bytes."""
-    out = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=out, mtime=0) as file:
-        file.write(ptx.encode("utf-8"))
-    return out.getvalue()
+def compress(content):
+    """The format of `xz --format=lzma`, with the parameters that suit instructions of 16 bytes."""
+    best = 9 | lzma.PRESET_EXTREME
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": best, "lc": 0, "lp": 3, "pb": 3}]
+    return lzma.compress(content, format=lzma.FORMAT_ALONE, filters=filters)
 
 
-def table(modules):
-    """kernels/ptx/modules.rs, which src/backend/cuda/ptx.rs includes."""
-    lines = ["// Written by kernels/build_ptx.py.", "&["]
-    for file, (source, target, ptx) in modules.items():
-        lines += [
+def content(file):
+    """What a file holds; nothing if it is not there or broken."""
+    try:
+        return lzma.decompress(file.read_bytes(), format=lzma.FORMAT_ALONE)
+    except (OSError, lzma.LZMAError):
+        return b""
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+class Module:
+    """What is made of a source for a target: its lines of the table, and the files' contents."""
+
+    def __init__(self, source, target, ptx, cubins):
+        variant = "" if target == TARGET else f".sm_{target}"
+        file = PTX / f"{source.stem}{variant}.ptx.lzma"
+        self.files = {file: ptx.encode("utf-8")}
+        lines = [
             "    Module {",
             f'        source: "{source.stem}",',
             f"        compute: {target},",
             f'        digest: "{digest(source)}",',
+            f'        ptx: "{sha256(self.files[file])}",',
             "        kernels: &[",
             *[f'            "{name}",' for name in threads_of(ptx)],
             "        ],",
-            f'        gzip: include_bytes!("{file.name}"),',
-            "    },",
+            f'        lzma: include_bytes!("{file.name}"),',
+            "        cubins: &[",
         ]
-    return "\n".join([*lines, "]", ""])
+        for architecture, cubin in cubins.items():
+            file = PTX / f"{source.stem}.sm_{architecture}.cubin.lzma"
+            self.files[file] = cubin
+            lines += [
+                "            Cubin {",
+                f"                compute: {architecture},",
+                f'                sha256: "{sha256(cubin)}",',
+                f'                lzma: include_bytes!("{file.name}"),',
+                "            },",
+            ]
+        self.lines = [*lines, "        ],", "    },"]
+
+
+def head():
+    """The first line of the table: with other compilers everything is made again."""
+    pins = re.findall(r"==(.+)", (KERNELS / "requirements.txt").read_text("utf-8"))
+    return f"// Written by kernels/build_ptx.py with NVRTC {pins[0]} and ptxas {pins[1]}."
+
+
+def table(modules):
+    """kernels/ptx/modules.rs, which src/backend/cuda/ptx.rs includes."""
+    return "\n".join([head(), "&[", *[line for lines in modules for line in lines], "]", ""])
+
+
+def kept(old):
+    """Of the old table, the lines of each (source, target) whose sources and files are still those
+    that it was written for, and the files. Half a merge may have left it."""
+    modules = {}
+    if head() not in old:
+        return modules
+    for block in re.findall(r"^    Module \{\n.*?^    \},\n", old, re.M | re.S):
+        source = KERNELS / (re.search(r'source: "(\w+)"', block)[1] + ".cu")
+        target = int(re.search(r"compute: (\d+)", block)[1])
+        hashes = re.findall(r'(?:ptx|sha256): "(\w+)"', block)
+        files = [PTX / name for name in re.findall(r'include_bytes!\("(.+)"\)', block)]
+        is_whole = len(files) == len(hashes) == 1 + len(cubins_of(source, target))
+        is_of = source.exists() and f'digest: "{digest(source)}"' in block
+        if is_whole and is_of and [sha256(content(file)) for file in files] == hashes:
+            modules[source, target] = (block.splitlines(), files)
+    return modules
 
 
 def usage(ptxas, ptx, architecture):
-    """(kernel, registers, stack bytes, spilled bytes, shared bytes) for each entry."""
+    """The cubin, and of each entry (kernel, registers, stack, spilled and shared bytes)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.ptx"
         file.write_text(ptx, "utf-8")
-        command = [ptxas, "-v", f"-arch=sm_{architecture}", file, "-o", Path(folder) / "x.cubin"]
+        out = Path(folder) / "x.cubin"
+        command = [ptxas, "-v", f"-arch=sm_{architecture}", file, "-o", out]
         done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
+        if done.returncode:
+            sys.exit(done.stderr)
+        cubin = out.read_bytes()
     rows = []
     for part in done.stderr.split("Compiling entry function '")[1:]:
         name = part.split("'")[0]
@@ -179,7 +245,7 @@ def usage(ptxas, ptx, architecture):
         registers = max(int(n) for n in re.findall(r"Used (\d+) registers", part))
         shared = number(r"(\d+) bytes smem")
         rows.append((name, registers, number(r"(\d+) bytes stack frame"), spilled, shared))
-    return rows
+    return cubin, rows
 
 
 def threads_of(ptx):
@@ -189,20 +255,32 @@ def threads_of(ptx):
     return {e.split("(")[0]: int(bound(e)[1]) if bound(e) else 1024 for e in entries}
 
 
-def devices(targets, target):
+def targets(source):
+    """The compute capabilities that PTX is made for."""
+    return [TARGET, *VARIANTS.get(source.stem, [])]
+
+
+def devices(source, target):
     """The architectures that load the PTX for `target`: the newest that they can."""
-    newest = lambda architecture: max(t for t in targets if t <= architecture)
+    newest = lambda architecture: max(t for t in targets(source) if t <= architecture)
     return [a for a in ARCHITECTURES if newest(a) == target]
 
 
+def cubins_of(source, target):
+    return [a for a in devices(source, target) if a in CUBINS]
+
+
 def build(job):
-    """A file's PTX for a target, the rows of the table, and what is wrong with its kernels."""
-    source, target, architectures = job
+    """What is made of a source for a target, its kernels' rows, and what is wrong with them."""
+    source, target = job
     ptx = tidy(Nvrtc().compile(source, target), source)
-    threads, ptxas = threads_of(ptx), wheel("*/bin/ptxas")
-    rows, faults = [], []
-    for architecture in architectures:
-        for name, registers, stack, spilled, shared in usage(ptxas, ptx, architecture):
+    threads, ptxas = threads_of(ptx), wheel("cuda_nvcc/bin/ptxas")
+    cubins, rows, faults = {}, [], []
+    for architecture in devices(source, target):
+        cubin, figures = usage(ptxas, ptx, architecture)
+        if architecture in CUBINS:
+            cubins[architecture] = cubin
+        for name, registers, stack, spilled, shared in figures:
             numbers = f"{registers:9} {stack:6} {spilled:8} {shared:7}"
             rows.append(f"{name:36} {target:6} {architecture:6} {numbers}")
             if spilled:
@@ -210,28 +288,44 @@ def build(job):
             if threads[name] * (registers + 7 & ~7) > REGISTERS:
                 what = f"{threads[name]} threads of {registers} registers"
                 faults.append(f"{name} of {target} cannot have {what} on {architecture}")
-    return ptx, sorted(rows), faults
+    return Module(source, target, ptx, cubins), sorted(rows), faults
 
 
-def write(modules, text):
-    """Writes what changed, and removes files that have no source any more."""
+def work(jobs):
+    """`build` of each job, the longest first, and what is wrong; prints the rows."""
+    made, faults = {}, []
+    length = lambda job: -sum(file.stat().st_size for file in sources_of(job[0]))
+    jobs = sorted(jobs, key=length)
+    print(f"{'kernel':36} {'target':6} {'sm':6} registers  stack  spilled  shared")
+    with ProcessPoolExecutor() as pool:
+        for job, (module, rows, wrong) in zip(jobs, pool.map(build, jobs)):
+            made[job] = module
+            faults += wrong
+            print(*rows, sep="\n")
+    return made, faults
+
+
+def write(made, files, text):
+    """Writes what was made and the table, and removes files that are not in it."""
     PTX.mkdir(exist_ok=True)
-    for file in set(PTX.glob("*.ptx.gz")) - set(modules):
+    for file in set(PTX.iterdir()) - files - {TABLE}:
         file.unlink()
-    for file, (_, _, ptx) in modules.items():
-        if not file.exists() or gzip.decompress(file.read_bytes()).decode() != ptx:
-            file.write_bytes(compress(ptx))
+    contents = {f: c for m in made.values() for f, c in m.files.items() if content(f) != c}
+    with ProcessPoolExecutor() as pool:
+        for file, packed in zip(contents, pool.map(compress, contents.values())):
+            file.write_bytes(packed)
     TABLE.write_text(text, "utf-8")
 
 
-def differences(modules, text):
+def differences(made, files, text):
     """The differences between the committed files and these."""
-    strays = sorted(set(PTX.glob("*.ptx.gz")) - set(modules))
-    faults = [f"{file.name} has no source" for file in strays]
-    again = "run kernels/build_ptx.py without --check"
-    for file, (source, _, ptx) in modules.items():
-        if not file.exists() or gzip.decompress(file.read_bytes()).decode() != ptx:
-            faults.append(f"{file.name} is not the PTX of {source.name}: {again}")
+    again = "run kernels/build_ptx.py"
+    strays = sorted(set(PTX.iterdir()) - files - {TABLE})
+    faults = [f"{file.name} has no source: {again}" for file in strays]
+    for (source, _), module in made.items():
+        old = [file.name for file, now in module.files.items() if content(file) != now]
+        if old:
+            faults.append(f"{', '.join(old)}: not those of {source.name}: {again}")
     if not TABLE.exists() or TABLE.read_text("utf-8") != text:
         faults.append(f"{TABLE.name} is not the table of these files: {again}")
     return faults
@@ -240,23 +334,18 @@ def differences(modules, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the committed files")
-    check = parser.parse_args().check
-    sources = sorted(KERNELS.glob("*.cu"))
-    targets = lambda source: [TARGET, *VARIANTS.get(source.stem, [])]
-    jobs = [(s, target, devices(targets(s), target)) for s in sources for target in targets(s)]
-    modules, faults = {}, []
-    print(f"{'kernel':36} {'target':6} {'sm':6} registers  stack  spilled  shared")
-    with ProcessPoolExecutor() as pool:
-        for (source, target, _), (ptx, rows, wrong) in zip(jobs, pool.map(build, jobs)):
-            variant = "" if target == TARGET else f".sm_{target}"
-            modules[PTX / f"{source.stem}{variant}.ptx.gz"] = (source, target, ptx)
-            faults += wrong
-            print("\n".join(rows))
-    text = table(modules)
-    if check:
-        faults += differences(modules, text)
+    parser.add_argument("--all", action="store_true", help="make what has not changed too")
+    args = parser.parse_args()
+    jobs = [(s, target) for s in sorted(KERNELS.glob("*.cu")) for target in targets(s)]
+    old = TABLE.read_text("utf-8") if TABLE.exists() else ""
+    old = {} if args.all or args.check else kept(old)
+    made, faults = work([job for job in jobs if job not in old])
+    text = table(made[job].lines if job in made else old[job][0] for job in jobs)
+    files = {file for job in jobs for file in (made[job].files if job in made else old[job][1])}
+    if args.check:
+        faults += differences(made, files, text)
     else:
-        write(modules, text)
+        write(made, files, text)
     sys.exit("\n".join(faults) if faults else 0)
 
 

@@ -29,7 +29,7 @@ setup() {
     for d in /usr/local/nvidia/lib64 /usr/local/nvidia/lib /usr/local/cuda/lib64; do [ -d $d ] && export LD_LIBRARY_PATH=$d:${LD_LIBRARY_PATH:-}; done
     local cu13; cu13=$(find / -path '*/nvidia/cu13/lib/libcublas.so.13' -not -path '/proc/*' 2> /dev/null | head -1)
     [ -n "$cu13" ] && LLAMA_LIBS=$(dirname "$cu13") || LLAMA_LIBS=
-    # PTX is compiled once a run, also that of llama.cpp.
+    # PTX is compiled once a run, that of llama.cpp; moeba has machine code.
     export CUDA_CACHE_PATH=$W/cache CUDA_CACHE_MAXSIZE=4294967296 MOEBA_PROFILE=none
     [ -x $W/moeba ] || { unxz_to "$HERE/moeba.xz" > $W/moeba; chmod +x $W/moeba; }
     [ -d $W/llama ] || unxz_to "$HERE/llama.tar.xz" | tar xf - -C $W
@@ -59,9 +59,10 @@ phase_A() {
     # Graphs, waits, streams and a whole model, in a minute.
     step 120 "selftest --deep --quick" "$MOEBA" selftest --device cuda --deep --quick
     MOEBA_GPU_WAITS=0 step 60 "the same without waits" "$MOEBA" selftest --device cuda --deep --quick
-    # 2. What the driver's compiler takes: the first run compiles 8.6 MB of PTX, the second finds it.
-    step 120 "selftest --quick, cold" bash -c "time $MOEBA selftest --device cuda --quick"
-    step 60 "selftest --quick, warm" bash -c "time $MOEBA selftest --device cuda --quick > /dev/null"
+    # 2. How long a start takes with machine code, and where the driver compiles the PTX: the log says "refuses the machine code".
+    step 60 "selftest --quick" bash -c "time $MOEBA selftest --device cuda --quick"
+    CUDA_FORCE_PTX_JIT=1 step 120 "selftest --quick, PTX, cold" bash -c "time $MOEBA selftest --device cuda --quick"
+    CUDA_FORCE_PTX_JIT=1 step 60 "selftest --quick, PTX, warm" bash -c "time $MOEBA selftest --device cuda --quick > /dev/null"
     step 120 "selftest" "$MOEBA" selftest --device cuda
     step 60 "doctor" bash -c "$MOEBA doctor --device cuda --no-disk | tee $OUT/A.doctor.txt"
     # 3. Whole models: bits against the CPU's, prompt and decode, everything and a part in VRAM.

@@ -1,8 +1,8 @@
-//! The PTX in the tree belongs to the kernels in the tree. Compiling it takes NVIDIA's compiler;
-//! a digest of the sources in `kernels/ptx/modules.rs` shows without it when the PTX is old. Where
-//! `MOEBA_PTX_PYTHON` names a Python that has the compiler, the PTX is compiled again and compared.
+//! The PTX and the cubins in the tree belong to the kernels in the tree. Compiling them takes
+//! NVIDIA's compilers; digests in `kernels/ptx/modules.rs` show without them when one is old. Where
+//! `MOEBA_PTX_PYTHON` names a Python that has them, everything is compiled again and compared.
 
-use moeba::backend::cuda::{MODULES, Module, ptx_text};
+use moeba::backend::cuda::{Cubin, MODULES, Module, ptx_text};
 use moeba::backend::gpu::{Emulated, LAYOUTS, Layout};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -43,8 +43,19 @@ fn digest(source: &Path) -> String {
         }
         found.push(file);
     }
+    hex(hash)
+}
+
+fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+fn sha256(bytes: &[u8]) -> String {
+    hex(Sha256::new_with_prefix(bytes))
+}
+
+/// Says how to repair the folder.
+const AGAIN: &str = "run kernels/build_ptx.py, after a merge too: what is old is made again";
 
 /// Each module with its PTX.
 fn modules() -> impl Iterator<Item = (&'static Module, &'static str)> {
@@ -62,12 +73,11 @@ fn every_source_has_its_ptx() {
     let sources = sources();
     let stems: BTreeSet<&str> = sources.iter().map(|(stem, _)| stem.as_str()).collect();
     let built: BTreeSet<&str> = MODULES.iter().map(|module| module.source).collect();
-    let again = "run kernels/build_ptx.py";
-    assert_eq!(built, stems, "{again}");
+    assert_eq!(built, stems, "{AGAIN}");
     for (stem, source) in &sources {
         let digest = digest(source);
         for module in MODULES.iter().filter(|module| module.source == stem) {
-            assert_eq!(module.digest, digest, "{stem}: {again}");
+            assert_eq!(module.digest, digest, "{stem}: {AGAIN}");
         }
     }
 }
@@ -77,6 +87,7 @@ fn every_source_has_its_ptx() {
 fn the_table_is_that_of_the_ptx() {
     for (module, text) in modules() {
         let Module { source, compute, .. } = module;
+        assert_eq!(module.ptx, sha256(text.as_bytes()), "{source}: {AGAIN}");
         assert_eq!(entries(text), module.kernels, "{source}");
         assert_eq!(text.lines().next().unwrap(), format!("// kernels/{source}.cu"));
         let target = format!(".target sm_{compute}");
@@ -87,20 +98,71 @@ fn the_table_is_that_of_the_ptx() {
     assert!(order.is_sorted() && order.len() == MODULES.len(), "{order:?}");
 }
 
-/// The files of the folder are those of the table, and equal PTX gives equal files: they hold no
-/// name and no time.
+/// The files of the folder are those of the table.
 #[test]
-fn files_are_reproducible() {
+fn no_file_is_left_over() {
     let files = fs::read_dir(kernels().join("ptx")).unwrap();
     let paths = files.map(|file| file.unwrap().path());
-    let gzips: BTreeSet<Vec<u8>> = paths
-        .filter(|path| path.extension().is_some_and(|e| e == "gz"))
+    let found: BTreeSet<Vec<u8>> = paths
+        .filter(|path| path.extension().is_some_and(|e| e != "rs"))
         .map(|path| fs::read(path).unwrap())
         .collect();
-    assert_eq!(gzips, MODULES.iter().map(|module| module.gzip.to_vec()).collect());
+    let cubins = |module: &'static Module| module.cubins.iter().map(|cubin| cubin.lzma.to_vec());
+    let of = |module: &'static Module| {
+        std::iter::once(module.lzma.to_vec()).chain(cubins(module))
+    };
+    assert_eq!(found, MODULES.iter().flat_map(of).collect());
+}
+
+/// The kernels of a cubin, sorted: the sections of an ELF file that hold code.
+fn entries_of_elf(elf: &[u8]) -> Vec<String> {
+    let number = |at: usize, bytes: usize| {
+        let little = elf[at..at + bytes].iter().rev();
+        little.fold(0, |number, byte| number << 8 | usize::from(*byte))
+    };
+    assert_eq!(&elf[..5], b"\x7fELF\x02");
+    let (table, size, n, names) = (number(40, 8), number(58, 2), number(60, 2), number(62, 2));
+    let section = |i: usize| table + i * size;
+    let names = number(section(names) + 24, 8);
+    let name = |i: usize| {
+        let bytes = &elf[names + number(section(i), 4)..];
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap();
+        String::from_utf8(bytes[..end].to_vec()).unwrap()
+    };
+    let mut found: Vec<String> =
+        (0..n).filter_map(|i| Some(name(i).strip_prefix(".text.")?.to_owned())).collect();
+    found.sort();
+    found
+}
+
+/// A cubin is the one that was made of the PTX, for its device, and has the same kernels.
+#[test]
+fn cubins_are_those_of_the_ptx() {
     for module in MODULES {
-        let (flags, time) = (module.gzip[3], &module.gzip[4..8]);
-        assert_eq!((flags, time), (0, &[0; 4][..]), "{}", module.source);
+        let mut kernels: Vec<String> = module.kernels.iter().map(ToString::to_string).collect();
+        kernels.sort();
+        for cubin in module.cubins {
+            let Cubin { compute, .. } = cubin;
+            let (image, what) = (cubin.image(), format!("{} for {compute}", module.source));
+            assert_eq!(sha256(&image), cubin.sha256, "{what}: {AGAIN}");
+            assert_eq!(entries_of_elf(&image), kernels, "{what}");
+            // The version that the first drivers of these devices know, and the device.
+            let flags = u32::from_le_bytes(image[48..52].try_into().unwrap());
+            let expected = if *compute < 100 { (7, flags & 0xff) } else { (8, flags >> 8 & 0xff) };
+            assert_eq!((u32::from(image[8]), *compute), expected, "{what}: {flags:#x}");
+        }
+    }
+}
+
+/// For each device one module has the cubin.
+#[test]
+fn every_source_has_its_cubins() {
+    for (stem, _) in sources() {
+        let modules = MODULES.iter().filter(|module| module.source == stem);
+        let mut computes: Vec<u32> =
+            modules.flat_map(|module| module.cubins).map(|cubin| cubin.compute).collect();
+        computes.sort_unstable();
+        assert_eq!(computes, [75, 80, 86, 90, 100, 120], "{stem}");
     }
 }
 

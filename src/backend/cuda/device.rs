@@ -1,7 +1,7 @@
 //! One GPU: the calls of the driver, each with an error message.
 
 use super::library::{Kind, Live, failed};
-use super::ptx::{kernel_text, module_of};
+use super::modules::Modules;
 use super::waits;
 use crate::backend::gpu::host_waits::HostWaits;
 use crate::backend::gpu::{
@@ -11,8 +11,7 @@ use crate::backend::gpu::{
 use crate::{Error, Result};
 use cudarc::driver::{DriverError, result, sys};
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,8 +37,7 @@ pub struct Cuda {
     context: Mutex<Option<sys::CUcontext>>,
     live: Arc<Live>,
     host_waits: Arc<HostWaits>,
-    /// By index into `MODULES` and kernel; loaded when a kernel is first asked for.
-    modules: Mutex<HashMap<(usize, String), usize>>,
+    modules: Mutex<Modules>,
 }
 
 // SAFETY: handles of the driver may be used from any thread whose current context is theirs, which
@@ -111,22 +109,6 @@ impl Cuda {
         self.live.check(Kind::Event, event.0);
         self.enter()?;
         Ok(event.0 as usize as sys::CUevent)
-    }
-
-    /// The module of one kernel.
-    fn load(&self, at: usize, kernel: &str) -> Result<sys::CUmodule> {
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (at, kernel.to_owned());
-        if let Some(module) = modules.get(&key) {
-            return Ok(*module as sys::CUmodule);
-        }
-        let none = || Error::Device(format!("there is no kernel {kernel}"));
-        let text = kernel_text(at, kernel).ok_or_else(none)?;
-        // SAFETY: the driver takes PTX that ends with a zero byte.
-        let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
-        let module = module.map_err(|e| self.failed(&format!("compiling kernel {kernel}"), e))?;
-        modules.insert(key, module as usize);
-        Ok(module)
     }
 
     /// Allows a kernel all the shared memory that a block can have.
@@ -413,13 +395,12 @@ impl Gpu for Cuda {
 
     fn kernel(&self, name: &str, _params: &'static Layout) -> Result<KernelId> {
         self.enter()?;
-        let none = || Error::Device(format!("there is no kernel {name}"));
-        let module = self.load(module_of(name, self.info.compute).ok_or_else(none)?, name)?;
-        let c_name = CString::new(name).map_err(|_| none())?;
-        let what = format!("finding kernel {name}");
-        // SAFETY: the module stays loaded until this is dropped.
-        let function = unsafe { result::module::get_function(module, c_name) };
-        let function = function.map_err(|e| self.failed(&what, e))?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let function = modules.find(name, self.info.compute);
+        let what = format!("loading kernel {name}");
+        let Some(function) = function.map_err(|e| self.failed(&what, e))? else {
+            return Err(Error::Device(format!("there is no kernel {name}")));
+        };
         // SAFETY: just found.
         unsafe { self.allow_shared(function) }.map_err(|e| self.failed(&what, e))?;
         Ok(KernelId(function as usize as u64))
@@ -503,10 +484,7 @@ impl Drop for Cuda {
             return;
         }
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for module in modules.values() {
-            // SAFETY: loaded by `load`, and nothing runs any more. A failure leaks it.
-            let _ = unsafe { result::module::unload(*module as sys::CUmodule) };
-        }
+        modules.unload();
         CURRENT.set(NONE);
         // SAFETY: retained in `context`, once.
         let _ = unsafe { result::primary_ctx::release(self.device) };

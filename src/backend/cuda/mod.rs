@@ -2,15 +2,17 @@
 //! The only user of cudarc.
 //!
 //! cudarc panics if the library or one of its functions is missing, so [`library::present`] checks
-//! both first. The kernels are the PTX of `kernels/ptx`, which the driver compiles for the GPU and
-//! caches.
+//! both first. The kernels are those of `kernels/ptx`: machine code for the GPUs that the compilers
+//! there know, and PTX that the driver compiles for others and caches.
 
 mod device;
 mod library;
+mod lzma;
+mod modules;
 mod ptx;
 mod waits;
 
-pub use ptx::{MODULES, Module, text as ptx_text};
+pub use ptx::{Cubin, MODULES, Module, text as ptx_text};
 
 use super::gpu::host_waits::HostWaits;
 use super::gpu::{Device, Version};

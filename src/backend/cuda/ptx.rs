@@ -1,12 +1,11 @@
-//! The kernels as PTX: `kernels/ptx`, which `kernels/build_ptx.py` writes.
+//! The kernels as PTX and as machine code: `kernels/ptx`, which `kernels/build_ptx.py` writes.
 
+use super::lzma;
 use crate::backend::gpu::Version;
-use flate2::read::GzDecoder;
 use std::ffi::{CStr, CString};
-use std::io::Read;
 use std::sync::OnceLock;
 
-/// The PTX of one `kernels/*.cu`.
+/// What is made of one `kernels/*.cu`.
 pub struct Module {
     /// The stem of the source: `rope` for `kernels/rope.cu`.
     pub source: &'static str,
@@ -14,27 +13,59 @@ pub struct Module {
     pub compute: u32,
     /// SHA-256 of the source and its headers.
     pub digest: &'static str,
+    /// SHA-256 of the PTX.
+    pub ptx: &'static str,
     pub kernels: &'static [&'static str],
-    pub gzip: &'static [u8],
+    /// The PTX.
+    pub lzma: &'static [u8],
+    /// What ptxas made of the PTX.
+    pub cubins: &'static [Cubin],
+}
+
+/// Machine code of all kernels of a module.
+pub struct Cubin {
+    /// It runs on this compute capability and on newer ones of the same major version.
+    pub compute: u32,
+    pub sha256: &'static str,
+    pub lzma: &'static [u8],
+}
+
+impl Cubin {
+    pub fn image(&self) -> Vec<u8> {
+        lzma::decompress(self.lzma).expect("the tracked files are whole")
+    }
+}
+
+impl Module {
+    /// The machine code for a device of this compute capability. None if it is newer than the
+    /// compilers of `kernels/requirements.txt`: then the driver compiles the PTX.
+    pub fn cubin(&self, compute: Version) -> Option<&'static Cubin> {
+        let (most, major) = (number(compute), compute.major);
+        let runs = |cubin: &&Cubin| cubin.compute <= most && cubin.compute / 10 == major;
+        self.cubins.iter().filter(runs).max_by_key(|cubin| cubin.compute)
+    }
+}
+
+/// 75 for 7.5.
+fn number(compute: Version) -> u32 {
+    10 * compute.major + compute.minor
 }
 
 /// All modules, ordered by source and compute capability.
 pub const MODULES: &[Module] = include!("../../../kernels/ptx/modules.rs");
 
-/// The PTX of `MODULES[at]`. It is inflated on the first call and kept.
+/// The PTX of `MODULES[at]`. It is decompressed on the first call and kept.
 pub fn text(at: usize) -> &'static CStr {
     static TEXTS: [OnceLock<CString>; MODULES.len()] = [const { OnceLock::new() }; MODULES.len()];
     TEXTS[at].get_or_init(|| {
-        let mut text = Vec::new();
-        let inflated = GzDecoder::new(MODULES[at].gzip).read_to_end(&mut text);
-        inflated.expect("the tracked files are whole");
+        let text = lzma::decompress(MODULES[at].lzma).expect("the tracked files are whole");
         CString::new(text).expect("PTX has no zero bytes")
     })
 }
 
-/// The PTX of one kernel of `MODULES[at]`: the driver compiles what it is given, so a program's
-/// first start compiles the kernels that it uses and no others. None if the module has no such
-/// kernel.
+/// The PTX of one kernel of `MODULES[at]`, for a device without a cubin: the driver compiles what
+/// it is given, so a program's first start compiles the kernels that it uses and no others. None if
+/// the module has no such kernel.
 pub fn kernel_text(at: usize, kernel: &str) -> Option<CString> {
     let text = text(at).to_str().expect("PTX is ASCII");
     let entry = entry_of(text, kernel)?;
@@ -80,7 +111,7 @@ fn variable(line: &str) -> Option<&str> {
 pub fn module_of(kernel: &str, compute: Version) -> Option<usize> {
     let fits = |at: &usize| {
         let module = &MODULES[*at];
-        module.compute <= 10 * compute.major + compute.minor && module.kernels.contains(&kernel)
+        module.compute <= number(compute) && module.kernels.contains(&kernel)
     };
     (0..MODULES.len()).filter(fits).max_by_key(|at| MODULES[*at].compute)
 }
@@ -128,7 +159,33 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_inflated_once() {
+    fn a_module_is_decompressed_once() {
         assert!(std::ptr::eq(text(0), text(0)));
+    }
+
+    #[test]
+    fn devices_get_the_newest_cubin_of_their_major_version() {
+        let cubin = |kernel, [major, minor]: [u32; 2]| {
+            let compute = Version { major, minor };
+            MODULES[module_of(kernel, compute)?].cubin(compute).map(|cubin| cubin.compute)
+        };
+        let expected = [
+            ([7, 5], Some(75)),
+            ([8, 0], Some(80)),
+            ([8, 6], Some(86)),
+            ([8, 7], Some(86)),
+            ([8, 9], Some(86)),
+            ([9, 0], Some(90)),
+            ([10, 0], Some(100)),
+            ([10, 3], Some(100)),
+            ([11, 0], None),
+            ([12, 1], Some(120)),
+            ([13, 0], None),
+        ];
+        for (compute, chosen) in expected {
+            for kernel in ["rope", "attention_prompt_64"] {
+                assert_eq!(cubin(kernel, compute), chosen, "{compute:?}");
+            }
+        }
     }
 }
