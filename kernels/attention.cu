@@ -9,14 +9,20 @@
 //    eight threads are added up by seven shuffles instead of 24: at each step of the tree a thread
 //    gives half of its sums away.
 // 2. Softmax. A warp takes a query: eight threads a tile, for the eight lanes of its sum.
-// 3. Values. A thread has four elements of the sum of one or a few queries and goes over the
-//    positions in order; values of the next eight are on their way meanwhile.
+// 3. Values. A thread has a few elements of the sum of a few queries and goes over the positions
+//    in order.
 //
-// There is a block-wide barrier between these steps and none within them. attention_combine adds up
-// the splits in ascending order. A block leaves at once if its token sees nothing of its split.
+// Keys and values come through shared memory, a tile of 64 positions at a time, by copies that run
+// while the tiles before are computed: a step is one memory latency for 16 KB instead of one for
+// each few bytes of a thread. A row is taken in parts of at most 256 bytes. The first values are on
+// their way during the softmax.
+//
+// attention_combine adds up the splits in ascending order. A block leaves at once if its token sees
+// nothing of its split.
 // Expected bytes: the keys and values that are seen, once for R heads; records of 4 bytes a value
 // for each split.
 #include "attention.cuh"
+#include "copy.cuh"
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 COMBINE_THREADS = 128;
@@ -29,11 +35,53 @@ static constexpr u32 TILES = SPLIT / TILE;
 #define TWO_BLOCKS THREADS
 #endif
 
+// ---- tiles in shared memory
+
+// A part of a row, and the place that it has in a tile: with what precedes it in its 16 bytes, and
+// so far apart that the four keys of a warp lie in different banks.
+static constexpr u32 PART_BYTES = 256;
+static constexpr u32 PLACE_BYTES = PART_BYTES + 16;
+static constexpr u32 STAGE_BYTES = TILE * PLACE_BYTES;
+// Threads that copy a part of a row.
+static constexpr u32 COPIERS = PART_BYTES / 16;
+
+// Tiles that there is room for: one is computed, the others are on their way. As `stages` of
+// src/backend/gpu/attention.rs.
+template <u32 R>
+static constexpr u32 STAGES = R <= 2 ? 3 : 2;
+
+// The elements of a part, a whole number of blocks.
+__device__ __forceinline__ u32 part_elements(u32 type) { return type == CACHE_F32 ? 64 : 128; }
+
+// Rows of a KV head.
+struct Rows {
+    Global<const u8> data;
+    u32 row, dim;
+    // Elements and bytes of a part.
+    u32 part, part_bytes;
+
+    __device__ __forceinline__ Rows(Global<const u8> first, u32 type, u32 dim, u32 row)
+        : data(first), row(row), dim(dim) {
+        part = part_elements(type);
+        part_bytes = type <= CACHE_BF16   ? PART_BYTES
+                     : type == CACHE_Q8_0 ? 4 * Q8_0_BYTES
+                                          : 4 * CacheNibbles(type).bytes();
+    }
+    __device__ __forceinline__ u32 parts() const { return (dim + part - 1) / part; }
+    // Where in its place the part of a row begins.
+    __device__ __forceinline__ u32 shift(u32 position, u32 at) const {
+        return (address_bits(data) + position * row + at * part_bytes) % 16;
+    }
+};
+
+// A part of the rows of a tile.
+struct Step {
+    // The first position.
+    u32 tile, part;
+};
+
 // The work of a block.
 struct Job {
-    // The KV head's first row.
-    Global<const u8> k, v;
-    u32 k_dim, k_row, v_dim, v_row;
     // The positions of the split that are seen.
     Range seen;
     float scale, cap;
@@ -41,6 +89,19 @@ struct Job {
     u32 position, head, n_heads;
     Global<const float> bias;
     u32 reach;
+
+    __device__ __forceinline__ u32 first_tile() const { return seen.begin / TILE * TILE; }
+    __device__ __forceinline__ u32 tiles() const {
+        return (seen.end + TILE - 1) / TILE - seen.begin / TILE;
+    }
+    // Steps that take all parts of a tile before the next, or all tiles of a part.
+    __device__ __forceinline__ Step by_tile(u32 step, u32 parts) const {
+        return parts == 1 ? Step{first_tile() + step * TILE, 0}
+                          : Step{first_tile() + step / parts * TILE, step % parts};
+    }
+    __device__ __forceinline__ Step by_part(u32 step, u32 n_tiles) const {
+        return Step{first_tile() + step % n_tiles * TILE, step / n_tiles};
+    }
 };
 
 struct Scratch {
@@ -50,10 +111,30 @@ struct Scratch {
     Shared<float> p;
     // [R, TILES]: by what sums are multiplied when a tile begins
     Shared<float> factors;
+    // [STAGES, TILE, PLACE_BYTES]
+    Shared<u8> stages;
     // Elements of a lane: whole quads and an odd number of them, so that the eight threads of a key
     // read from different banks.
     u32 lane_floats;
 };
+
+// Begins to copy what is seen of a step.
+__device__ __forceinline__ void fetch(Shared<u8> stage, const Rows& rows, Range seen, Step step) {
+    u32 first = step.part * rows.part_bytes, bytes = min(rows.part_bytes, rows.row - first);
+    u32 copier = threadIdx.x % COPIERS * 16;
+#pragma unroll
+    for (u32 n = 0; n < TILE; n += THREADS / COPIERS) {
+        u32 place = n + threadIdx.x / COPIERS, position = step.tile + place;
+        if (position < seen.begin || position >= seen.end) continue;
+        Global<const u8> part = rows.data + (static_cast<u64>(position) * rows.row + first);
+        u32 shift = address_bits(part) % 16, end = shift + bytes;
+#pragma unroll 1
+        for (u32 at = copier; at < end; at += COPIERS * 16) {
+            Global<const u8> from = part + (static_cast<i64>(at) - static_cast<i64>(shift));
+            copy_async(stage + (place * PLACE_BYTES + at), from, min(16u, end - at));
+        }
+    }
+}
 
 // ---- scores
 
@@ -78,68 +159,143 @@ __device__ __forceinline__ float scatter_sums(const float* value) {
 
 template <u32 R>
 __device__ __forceinline__ void load_queries(const Scratch& scratch, const Job& job,
-                                             Global<const float> q) {
+                                             Global<const float> q, u32 dim) {
     u32 n = R * 8 * scratch.lane_floats;
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
         u32 row = i / (8 * scratch.lane_floats), rest = i % (8 * scratch.lane_floats);
         u32 at = rest / scratch.lane_floats + 8 * (rest % scratch.lane_floats);
-        bool there = row < job.n_heads && at < job.k_dim;
-        scratch.q[i] = there ? q[row * job.k_dim + at] : 0.0f;
+        bool there = row < job.n_heads && at < dim;
+        scratch.q[i] = there ? q[row * dim + at] : 0.0f;
     }
     // Queries that there are not have factors too.
     for (u32 i = threadIdx.x; i < R * TILES; i += THREADS) scratch.factors[i] = 1.0f;
 }
 
-// Keys that eight threads take at a time.
-template <u32 R>
-static constexpr u32 KEYS = R == 1 ? 8 : R == 16 ? 2 : 4;
+// Keys of a tile that eight threads take.
+static constexpr u32 KEYS = TILE * 8 / THREADS;
 
+// Adds a part of the products of KEYS keys with each query.
 template <u32 R, class K>
-__device__ __forceinline__ void scores(const K& type, const Scratch& scratch, const Job& job) {
-    constexpr u32 N = KEYS<R>, GROUPS = THREADS / 8;
-    u32 lane = threadIdx.x % 8, group = threadIdx.x / 8;
-    for (u32 first = job.seen.begin; first < job.seen.end; first += N * GROUPS) {
-        Global<const u8> rows[N];
-        float dots[N * R];
+__device__ __forceinline__ void add_products(float (&dots)[KEYS * R], const K& type,
+                                             const Scratch& scratch, const Rows& rows,
+                                             Shared<const u8> stage, Range seen, Step step) {
+    u32 lane = threadIdx.x % 8, first = step.part * rows.part;
+    u32 n_left = min(rows.dim - first, rows.part);
+    Shared<const u8> parts[KEYS];
 #pragma unroll
-        for (u32 n = 0; n < N; n++) {
-            // Past the last key, the last one is read again.
-            u32 key = min(first + n * GROUPS + group, job.seen.end - 1);
-            rows[n] = job.k + static_cast<u64>(key) * job.k_row;
-        }
-#pragma unroll
-        for (u32 n = 0; n < N * R; n++) dots[n] = 0.0f;
+    for (u32 n = 0; n < KEYS; n++) {
+        // In place of a key that is not seen, one that is.
+        u32 key = step.tile + threadIdx.x / 8 + n * (THREADS / 8);
+        key = max(seen.begin, min(key, seen.end - 1));
+        parts[n] = stage + ((key - step.tile) * PLACE_BYTES + rows.shift(key, step.part));
+    }
 #pragma unroll 1
-        for (u32 j = 0; 8 * j < job.k_dim; j += 4) {
-            float w[N][4];
+    for (u32 j = 0; 8 * j < n_left; j += 4) {
+        float w[KEYS][4];
 #pragma unroll
-            for (u32 n = 0; n < N; n++) load_lane(type, rows[n], lane, j, job.k_dim, w[n]);
+        for (u32 n = 0; n < KEYS; n++) load_lane(type, parts[n], lane, j, n_left, w[n]);
 #pragma unroll
-            for (u32 r = 0; r < R; r++) {
-                Shared<float> at = scratch.q + ((r * 8 + lane) * scratch.lane_floats + j);
-                float4 q = as<float4>(at)[0];
+        for (u32 r = 0; r < R; r++) {
+            Shared<float> at = scratch.q + ((r * 8 + lane) * scratch.lane_floats + (first / 8 + j));
+            float4 q = as<float4>(at)[0];
 #pragma unroll
-                for (u32 n = 0; n < N; n++) {
-                    float& dot = dots[n * R + r];
-                    dot = fmaf(q.x, w[n][0], dot);
-                    dot = fmaf(q.y, w[n][1], dot);
-                    dot = fmaf(q.z, w[n][2], dot);
-                    dot = fmaf(q.w, w[n][3], dot);
-                }
+            for (u32 n = 0; n < KEYS; n++) {
+                float& dot = dots[n * R + r];
+                dot = fmaf(q.x, w[n][0], dot);
+                dot = fmaf(q.y, w[n][1], dot);
+                dot = fmaf(q.z, w[n][2], dot);
+                dot = fmaf(q.w, w[n][3], dot);
             }
         }
+    }
+}
+
+template <u32 R>
+__device__ __forceinline__ void add_products_of(u32 type, float (&dots)[KEYS * R],
+                                                const Scratch& scratch, const Rows& rows,
+                                                Shared<const u8> stage, Range seen, Step step) {
+    switch (type) {
+        case CACHE_F32: {
+            RowsOfF32<FromShared> f32;
+            return add_products<R>(dots, f32, scratch, rows, stage, seen, step);
+        }
+        case CACHE_F16: {
+            RowsOfF16<FromShared> f16;
+            return add_products<R>(dots, f16, scratch, rows, stage, seen, step);
+        }
+        case CACHE_BF16: {
+            RowsOfBF16<FromShared> bf16;
+            return add_products<R>(dots, bf16, scratch, rows, stage, seen, step);
+        }
+        case CACHE_Q8_0: {
+            RowsOfQ8_0<FromShared> q8_0;
+            return add_products<R>(dots, q8_0, scratch, rows, stage, seen, step);
+        }
+        default: break;
+    }
+    RowsOfNibbles<FromShared> nibbles(type);
+    add_products<R>(dots, nibbles, scratch, rows, stage, seen, step);
+}
+
+__device__ __forceinline__ void put_score(const Scratch& scratch, const Job& job, u32 r, u32 key,
+                                          float dot) {
+    if (key < job.seen.begin || key >= job.seen.end) return;
+    float score = job.scale * dot;
+    if (job.cap > 0.0f) score = soft_cap(score, job.cap);
+    if (job.bias && r < job.n_heads) {
+        score += bias_of(job.bias, job.reach, job.head + r, key, job.position);
+    }
+    scratch.p[r * SPLIT + key % SPLIT] = score;
+}
+
+// The scores of a tile, whose products are added up.
+template <u32 R>
+__device__ __forceinline__ void put_scores(const float (&dots)[KEYS * R], const Scratch& scratch,
+                                           const Job& job, u32 tile) {
+    u32 lane = threadIdx.x % 8, first = tile + threadIdx.x / 8;
+    if constexpr (KEYS * R % 8 == 0) {
 #pragma unroll
-        for (u32 n = 0; n < N * R; n += 8) {
+        for (u32 n = 0; n < KEYS * R; n += 8) {
             float dot = scatter_sums(dots + n);
-            u32 r = (n + lane) % R, key = first + (n + lane) / R * GROUPS + group;
-            if (key >= job.seen.end) continue;
-            float score = job.scale * dot;
-            if (job.cap > 0.0f) score = soft_cap(score, job.cap);
-            if (job.bias && r < job.n_heads) {
-                score += bias_of(job.bias, job.reach, job.head + r, key, job.position);
-            }
-            scratch.p[r * SPLIT + key % SPLIT] = score;
+            u32 key = first + (n + lane) / R * (THREADS / 8);
+            put_score(scratch, job, (n + lane) % R, key, dot);
         }
+    } else {
+#pragma unroll
+        for (u32 n = 0; n < KEYS * R; n++) {
+            float dot = tree8_threads(dots[n]);
+            if (lane == n) put_score(scratch, job, n % R, first + n / R * (THREADS / 8), dot);
+        }
+    }
+}
+
+template <u32 R>
+__device__ __forceinline__ void scores(u32 type, const Scratch& scratch, const Job& job,
+                                       const Rows& rows) {
+    constexpr u32 N = STAGES<R>;
+    u32 parts = rows.parts(), steps = job.tiles() * parts;
+    float dots[KEYS * R];
+    for (u32 next = 0; next < steps + (N - 1); next++) {
+        if (next >= N - 1) {
+            // The step's rows are there, and every thread is done with the step before.
+            wait_for_copies<N - 2>();
+            __syncthreads();
+        }
+        if (next < steps) {
+            Shared<u8> stage = scratch.stages + next % N * STAGE_BYTES;
+            fetch(stage, rows, job.seen, job.by_tile(next, parts));
+        }
+        commit_copies();
+        if (next < N - 1) continue;
+        u32 step = next - (N - 1);
+        Step now = job.by_tile(step, parts);
+        if (now.part == 0) {
+#pragma unroll
+            for (u32 n = 0; n < KEYS * R; n++) dots[n] = 0.0f;
+        }
+        Shared<const u8> stage = scratch.stages + step % N * STAGE_BYTES;
+        add_products_of<R>(type, dots, scratch, rows, stage, job.seen, now);
+        if (now.part + 1 == parts) put_scores<R>(dots, scratch, job, now.tile);
     }
 }
 
@@ -197,82 +353,151 @@ __device__ __forceinline__ void softmax(Shared<float> p, Shared<float> factors, 
 
 // ---- values
 
-// Queries of whose sums a thread has a part.
-template <u32 R>
-static constexpr u32 EACH = R == 1 ? 1 : R == 16 ? 4 : 2;
-
-// Positions whose values are loaded together, as registers allow; a tile is a whole number of them.
-template <class V>
-static constexpr u32 DEPTH = sizeof(typename V::Quad) > 8 ? 4 : 8;
-template <>
-constexpr u32 DEPTH<CacheNibbles> = 4;
-
-template <class V>
-__device__ __forceinline__ void load_values(const V& type, typename V::Quad (&quads)[DEPTH<V>],
-                                            const Job& job, u32 first, u32 at) {
-#pragma unroll
-    for (u32 n = 0; n < DEPTH<V>; n++) {
-        u32 i = first + n;
-        if (i < job.seen.begin || i >= job.seen.end) continue;
-        quads[n] = load_quad(type, job.v + static_cast<u64>(i) * job.v_row, at, job.v_dim);
+// Elements W that a thread has of the sums of EACH queries: with four, a quad is read; a block of
+// nibbles needs it, and rows without alignment are read one by one.
+template <class V, u32 R>
+struct Share {
+    static constexpr u32 W = R == 1 ? 1 : R <= 4 ? 2 : 4, EACH = R <= 2 ? 1 : 2;
+    static __device__ __forceinline__ void get(const V& type, Shared<const u8> row, u32 at,
+                                               float (&w)[W]) {
+        if constexpr (W == 1) w[0] = V::one(row, at);
+        if constexpr (W == 2) V::two(row, at, w);
+        if constexpr (W == 4) V::widen(type.quad(row, at), w);
     }
-}
+};
+template <u32 R>
+struct Share<RowsOfNibbles<FromShared>, R> {
+    static constexpr u32 W = 4, EACH = R <= 2 ? 1 : 2;
+    static __device__ __forceinline__ void get(const RowsOfNibbles<FromShared>& type,
+                                               Shared<const u8> row, u32 at, float (&w)[4]) {
+        type.widen(type.quad(row, at), w);
+    }
+};
+template <u32 R>
+struct Share<RowsOfLoose<FromShared>, R> {
+    static constexpr u32 W = 1, EACH = R <= 2 ? 1 : R / 2;
+    static __device__ __forceinline__ void get(const RowsOfLoose<FromShared>& type,
+                                               Shared<const u8> row, u32 at, float (&w)[1]) {
+        w[0] = type.one(row, at);
+    }
+};
 
-template <class V, u32 ROWS>
-__device__ __forceinline__ void add_values(float (&acc)[ROWS][4],
-                                           const typename V::Quad (&quads)[DEPTH<V>],
-                                           Shared<const float> p, const Job& job, u32 first) {
+// A thread's part of the sums: its first element within a part of a row, and its first query.
+template <u32 W, u32 EACH>
+struct Sums {
+    u32 at, row;
+    float acc[EACH][W];
+
+    __device__ __forceinline__ void add(const float (&w)[W], u32 r, float e) {
 #pragma unroll
-    for (u32 n = 0; n < DEPTH<V>; n++) {
-        u32 i = first + n;
-        // Unseen values are not read, not even times zero: they may be NaN.
-        if (i < job.seen.begin || i >= job.seen.end) continue;
-        float w[4];
-        V::widen(quads[n], w);
+        for (u32 c = 0; c < W; c++) acc[r][c] = fmaf(e, w[c], acc[r][c]);
+    }
+};
+
+// Adds the values of a tile.
+template <class S, class V, u32 W, u32 EACH>
+__device__ __forceinline__ void add_values(Sums<W, EACH>& sums, const V& type,
+                                           const Scratch& scratch, const Rows& rows,
+                                           Shared<const u8> stage, Range seen, Step step) {
+    Shared<float> p = scratch.p + (sums.row * SPLIT + step.tile % SPLIT);
+    Shared<float> factors = scratch.factors + (sums.row * TILES + step.tile % SPLIT / TILE);
+    // Unseen values are not read, not even times zero: they may be NaN.
+    Range tile = seen.common(step.tile, step.tile + TILE);
+    u32 begin = tile.begin - step.tile, end = tile.end - step.tile;
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) {
-            float e = p[r * SPLIT + i % SPLIT];
+    for (u32 r = 0; r < EACH; r++) {
+        float factor = factors[r * TILES];
 #pragma unroll
-            for (u32 c = 0; c < 4; c++) acc[r][c] = fmaf(e, w[c], acc[r][c]);
+        for (u32 c = 0; c < W; c++) sums.acc[r][c] *= factor;
+    }
+    // Rows are an even number of bytes: four rows on, a row begins as the first or 8 bytes from it,
+    // and eight rows on as the first.
+    u32 places[4], flip = 4 * rows.row % 16;
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) {
+        places[n] = n * PLACE_BYTES + rows.shift(step.tile + n, step.part);
+    }
+    auto one = [&](u32 i) {
+        float w[W];
+        u32 place = i * PLACE_BYTES + rows.shift(step.tile + i, step.part);
+        S::get(type, stage + place, sums.at, w);
+#pragma unroll
+        for (u32 r = 0; r < EACH; r++) sums.add(w, r, p[r * SPLIT + i]);
+    };
+    u32 i = begin;
+    for (; i < end && i % 8 != 0; i++) one(i);
+#pragma unroll 1
+    for (; i + 8 <= end; i += 8) {
+        Shared<const u8> from = stage + i * PLACE_BYTES;
+#pragma unroll
+        for (u32 half = 0; half < 8; half += 4) {
+            float w[4][W];
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) {
+                u32 place = half * PLACE_BYTES + (half ? places[n] ^ flip : places[n]);
+                S::get(type, from + place, sums.at, w[n]);
+            }
+#pragma unroll
+            for (u32 r = 0; r < EACH; r++) {
+                float4 e = as<float4>(p + (r * SPLIT + i + half))[0];
+                sums.add(w[0], r, e.x);
+                sums.add(w[1], r, e.y);
+                sums.add(w[2], r, e.z);
+                sums.add(w[3], r, e.w);
+            }
         }
     }
+    for (; i < end; i++) one(i);
 }
 
-// acc of each query's record.
+// The first tiles of the values: they come during the softmax.
+template <u32 R>
+__device__ __forceinline__ void begin_values(const Scratch& scratch, const Job& job,
+                                             const Rows& rows) {
+    u32 n_tiles = job.tiles(), steps = n_tiles * rows.parts();
+#pragma unroll
+    for (u32 step = 0; step + 1 < STAGES<R>; step++) {
+        Shared<u8> stage = scratch.stages + step * STAGE_BYTES;
+        if (step < steps) fetch(stage, rows, job.seen, job.by_part(step, n_tiles));
+        commit_copies();
+    }
+}
+
+// acc of each query's record, after begin_values.
 template <u32 R, class V>
 __device__ __forceinline__ void values(const V& type, const Scratch& scratch, const Job& job,
-                                       Global<float> record, u64 record_stride) {
-    constexpr u32 ROWS = EACH<R>;
-    u32 n_quads = (job.v_dim + 3) / 4;
-    for (u32 item = threadIdx.x; item < n_quads * (R / ROWS); item += THREADS) {
-        u32 at = item % n_quads * 4, row = item / n_quads * ROWS;
-        if (row >= job.n_heads) break;
-        Shared<const float> p = scratch.p + row * SPLIT;
-        float acc[ROWS][4] = {};
-        typename V::Quad now[DEPTH<V>] = {}, next[DEPTH<V>] = {};
-        u32 first = job.seen.begin / DEPTH<V> * DEPTH<V>;
-        load_values(type, now, job, first, at);
-        for (; first < job.seen.end; first += DEPTH<V>) {
-            load_values(type, next, job, first + DEPTH<V>, at);
-            if (first % TILE == 0) {
-#pragma unroll
-                for (u32 r = 0; r < ROWS; r++) {
-                    float factor = scratch.factors[(row + r) * TILES + first % SPLIT / TILE];
-#pragma unroll
-                    for (u32 c = 0; c < 4; c++) acc[r][c] *= factor;
-                }
-            }
-            add_values<V, ROWS>(acc, now, p, job, first);
-#pragma unroll
-            for (u32 n = 0; n < DEPTH<V>; n++) now[n] = next[n];
+                                       const Rows& rows, Global<float> record, u64 record_stride) {
+    using S = Share<V, R>;
+    constexpr u32 N = STAGES<R>, W = S::W, EACH = S::EACH;
+    u32 n_tiles = job.tiles(), steps = n_tiles * rows.parts(), across = rows.part / W;
+    Sums<W, EACH> sums;
+    sums.at = threadIdx.x % across * W, sums.row = threadIdx.x / across * EACH;
+    for (u32 step = 0; step < steps; step++) {
+        wait_for_copies<N - 2>();
+        __syncthreads();
+        u32 next = step + (N - 1);
+        if (next < steps) {
+            Shared<u8> stage = scratch.stages + next % N * STAGE_BYTES;
+            fetch(stage, rows, job.seen, job.by_part(next, n_tiles));
         }
+        commit_copies();
+        Step now = job.by_part(step, n_tiles);
+        u32 at = now.part * rows.part + sums.at;
+        if (sums.row >= job.n_heads || at >= rows.dim) continue;
+        if (now.tile == job.first_tile()) {
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) {
-            if (row + r >= job.n_heads) break;
-            Global<float> to = record + ((row + r) * record_stride + at);
+            for (u32 i = 0; i < EACH * W; i++) sums.acc[i / W][i % W] = 0.0f;
+        }
+        Shared<const u8> stage = scratch.stages + step % N * STAGE_BYTES;
+        add_values<S>(sums, type, scratch, rows, stage, job.seen, now);
+        if (now.tile + TILE < job.seen.end) continue;
 #pragma unroll
-            for (u32 c = 0; c < 4; c++) {
-                if (at + c < job.v_dim) to[c] = acc[r][c];
+        for (u32 r = 0; r < EACH; r++) {
+            if (sums.row + r >= job.n_heads) break;
+            Global<float> to = record + ((sums.row + r) * record_stride + at);
+#pragma unroll
+            for (u32 c = 0; c < W; c++) {
+                if (at + c < rows.dim) to[c] = sums.acc[r][c];
             }
         }
     }
@@ -292,9 +517,8 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
     u32 split = seen.begin / SPLIT + slot;
     job.seen = seen.common(split * SPLIT, split * SPLIT + SPLIT);
     if (job.seen.is_empty()) return;
-    job.k = p.k + static_cast<u64>(head_kv) * p.k_ctx * p.k_row;
-    job.v = p.v + static_cast<u64>(head_kv) * p.v_ctx * p.v_row;
-    job.k_dim = p.k_dim, job.k_row = p.k_row, job.v_dim = v_dim, job.v_row = p.v_row;
+    Rows k(p.k + static_cast<u64>(head_kv) * p.k_ctx * p.k_row, p.k_type, p.k_dim, p.k_row);
+    Rows v(p.v + static_cast<u64>(head_kv) * p.v_ctx * p.v_row, v_type, v_dim, p.v_row);
     job.scale = p.scale, job.cap = p.cap, job.bias = p.bias, job.reach = p.reach;
     job.head = head_kv * group + part * R;
     job.n_heads = min(R, group - part * R);
@@ -304,17 +528,12 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
     scratch.q = dynamic;
     scratch.p = scratch.q + R * 8 * scratch.lane_floats;
     scratch.factors = scratch.p + R * SPLIT;
+    scratch.stages = as<u8>(scratch.factors + R * TILES);
     u64 query = static_cast<u64>(token) * p.n_head + job.head;
-    load_queries<R>(scratch, job, p.q + query * p.k_dim);
+    load_queries<R>(scratch, job, p.q + query * p.k_dim, p.k_dim);
+    scores<R>(p.k_type, scratch, job, k);
     __syncthreads();
-    switch (p.k_type) {
-        case CACHE_F32: scores<R>(CacheF32{}, scratch, job); break;
-        case CACHE_F16: scores<R>(CacheF16{}, scratch, job); break;
-        case CACHE_BF16: scores<R>(CacheBF16{}, scratch, job); break;
-        case CACHE_Q8_0: scores<R>(CacheQ8_0{}, scratch, job); break;
-        default: scores<R>(CacheNibbles(p.k_type), scratch, job); break;
-    }
-    __syncthreads();
+    begin_values<R>(scratch, job, v);
     u64 stride = static_cast<u64>(n_slots) * record_floats(v_dim);
     u64 first = query * stride + static_cast<u64>(slot) * record_floats(v_dim);
     Global<float> record = p.work + first;
@@ -322,17 +541,22 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
         softmax(scratch.p + r * SPLIT, scratch.factors + r * TILES, job.seen,
                 record + (r * stride + v_dim));
     }
-    __syncthreads();
     if (p.loose) {
-        values<R>(CacheLoose{v_type}, scratch, job, record, stride);
+        values<R>(RowsOfLoose<FromShared>{v_type}, scratch, job, v, record, stride);
         return;
     }
     switch (v_type) {
-        case CACHE_F32: values<R>(CacheF32{}, scratch, job, record, stride); break;
-        case CACHE_F16: values<R>(CacheF16{}, scratch, job, record, stride); break;
-        case CACHE_BF16: values<R>(CacheBF16{}, scratch, job, record, stride); break;
-        case CACHE_Q8_0: values<R>(CacheQ8_0{}, scratch, job, record, stride); break;
-        default: values<R>(CacheNibbles(v_type), scratch, job, record, stride); break;
+        case CACHE_F32: values<R>(RowsOfF32<FromShared>{}, scratch, job, v, record, stride); break;
+        case CACHE_F16: values<R>(RowsOfF16<FromShared>{}, scratch, job, v, record, stride); break;
+        case CACHE_BF16:
+            values<R>(RowsOfBF16<FromShared>{}, scratch, job, v, record, stride);
+            break;
+        case CACHE_Q8_0:
+            values<R>(RowsOfQ8_0<FromShared>{}, scratch, job, v, record, stride);
+            break;
+        default:
+            values<R>(RowsOfNibbles<FromShared>(v_type), scratch, job, v, record, stride);
+            break;
     }
 }
 

@@ -1,5 +1,6 @@
 // Kernels that test the shim: correct ones compute, and faulty ones are reported. They are not
 // among the PTX.
+#include "../copy.cuh"
 #include "../moeba.cuh"
 
 struct ProbeParams {
@@ -112,6 +113,32 @@ KERNEL(probe_mma_s8, 32, ProbeParams) {
     for (u32 i = 0; i < 4; i++) d[(group + i / 2 * 8) * 8 + quad * 2 + i % 2] = sums[i] - 1;
 }
 
+// out[block] = the sum of n floats of a, which come through shared memory in tiles of 128 bytes,
+// the last one short, while the tile before is added.
+KERNEL(probe_copy, 32, ProbeParams) {
+    Global<const float> x = as<const float>(p.a);
+    Global<float> out = as<float>(p.out);
+    SHARED(float, tiles, 64);
+    Shared<u8> bytes = as<u8>(tiles);
+    u32 n = p.n, steps = (n + 31) / 32, i = threadIdx.x;
+    float sum = 0.0f;
+    for (u32 next = 0; next <= steps; next++) {
+        u32 first = 32 * next, end = next < steps ? min(n - first, 32u) * 4 : 0;
+        __syncwarp();
+        if (16 * i < end) {
+            Global<const u8> from = as<const u8>(x + first) + 16 * i;
+            copy_async(bytes + (next % 2 * 128 + 16 * i), from, min(16u, end - 16 * i));
+        }
+        commit_copies();
+        if (next == 0) continue;
+        wait_for_copies<1>();
+        __syncwarp();
+        if (first - 32 + i < n) sum += tiles[(next - 1) % 2 * 32 + i];
+    }
+    sum = warp_sum(sum);
+    if (i == 0) out[0] = sum;
+}
+
 // ---- faulty ones: `what` chooses the fault
 
 KERNEL(probe_faults, 64, ProbeParams) {
@@ -150,6 +177,23 @@ KERNEL(probe_faults, 64, ProbeParams) {
         volatile char deep[80 * 1024];                      // more than a thread's stack
         for (u32 j = 0; j < sizeof(deep); j += 64) deep[j] = 1;
     }
+    if (what == 19) {
+        tile[i] = 1.0f;
+        __syncthreads();
+    }
+    if (what >= 14 && what <= 20 && i < 4) {
+        Shared<u8> to = as<u8>(tile) + 16 * i;
+        Global<const u8> from = p.a + 16 * i;
+        if (what == 14) copy_async(to + 4, from, 16);       // not aligned
+        if (what == 15) copy_async(to, from + 8, 8);
+        if (what == 16) copy_async(to, from + 64 * n, 16);  // past the end
+        if (what >= 17) copy_async(to, from, what == 20 ? 12 : 16);
+        commit_copies();
+        if (what == 18) wait_for_copies<1>();               // not for this one
+        if (what >= 19) wait_for_copies<0>();
+        if (what != 17) out[i] = tile[4 * i + 3];           // 17: ends before it; 20: never copied
+    }
+    if (what == 19 && i >= 32) out[i] = tile[i - 32];       // another's, no barrier
     if (what == 13) {
         if (i < 32) tile[i] = 1.0f;
         float own = i < 32 ? static_cast<float>(tile[i ^ 1]) : 0.0f;  // within a warp, no barrier

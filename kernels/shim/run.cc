@@ -111,6 +111,7 @@ const Gift* exchange(Collective kind, u32 mask, const Gift& gift) {
 
 static void thread_main() {
     run->launch->kernel->thread(run->launch->params);
+    if (this_thread()->n_copies > 0) fail("ends before copies that it has begun");
     run->n_done++;
     wait(State::Done);
 }
@@ -145,6 +146,7 @@ static void begin_thread(u32 t) {
 #endif
     for (u32 i = 0; thread.stack_end && i < CANARIES; i++) thread.stack_end[i] = CANARY;
     thread.state = State::Ready;
+    thread.n_copies = thread.group = 0;
 }
 
 static bool overflowed(const Thread& thread) {

@@ -10,6 +10,18 @@ static constexpr u32 MAX_THREADS = 1024;
 static constexpr u32 MAX_SHARED_ARRAYS = 32;
 static constexpr u32 MAX_ARGUMENTS = 16;
 
+// Copies to shared memory that a thread may have under way.
+static constexpr u32 MAX_COPIES = 64;
+
+struct Copy {
+    const Piece* to;
+    const Piece* from;
+    u64 to_offset, from_offset;
+    u32 bytes;
+    // Groups that the thread had committed before.
+    u32 group;
+};
+
 enum class State : u8 { Ready, AtBlock, AtWarp, Done };
 
 // A thread of the block.
@@ -21,6 +33,9 @@ struct Thread {
     State state;
     // Lowest words of its stack, which hold CANARY unless the thread used more than there is.
     u64* stack_end;
+    u32 n_copies;
+    u32 group;
+    Copy copies[MAX_COPIES];
 };
 
 struct Warp {

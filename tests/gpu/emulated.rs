@@ -84,6 +84,20 @@ fn blocks_sum_through_shuffles_shared_memory_and_atomics() {
 }
 
 #[test]
+fn copies_to_shared_memory_arrive_when_they_are_waited_for() {
+    for (seed, n) in [(0, 1), (1, 31), (2, 32), (3, 500), (4, 1024)] {
+        let stream = Stream::new(&device(seed)).unwrap();
+        let x: Vec<f32> = (0..n).map(|i| (i % 17) as f32).collect();
+        let input = upload(&stream, &x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
+        let out = DeviceBuffer::new(stream.gpu(), 4).unwrap();
+        let params = ProbeParams { a: ptr(&input), out: ptr(&out), n, ..Default::default() };
+        launch(&stream, "probe_copy", 1, 32, params).unwrap();
+        let sum = values_of(&download(&stream, &out), f32::from_le_bytes);
+        assert_eq!(sum, [x.iter().sum::<f32>()]);
+    }
+}
+
+#[test]
 fn warps_exchange_as_the_manual_says() {
     let stream = Stream::new(&device(1)).unwrap();
     let out = DeviceBuffer::new(stream.gpu(), 4 * 32 * 12).unwrap();
@@ -190,7 +204,9 @@ fn matrix_instructions_multiply() {
 fn fault(what: u32, seed: u64) -> String {
     let stream = Stream::new(&device(seed)).unwrap();
     let out = DeviceBuffer::new(stream.gpu(), 4 * 64).unwrap();
-    let params = ProbeParams { out: ptr(&out), n: 64, what, ..Default::default() };
+    let input = upload(&stream, &[7u32; 64]);
+    let a = ptr(&input);
+    let params = ProbeParams { a, out: ptr(&out), n: 64, what, ..Default::default() };
     launch(&stream, "probe_faults", 1, 64, params).unwrap();
     let sentence = sentence(stream.synchronize());
     // The device says it again, as a driver does.
@@ -214,6 +230,13 @@ fn kernels_that_break_a_rule_are_told_which() {
         (11, "while others of its warp are in"),
         (12, "needs more stack"),
         (13, "shared array tile"),
+        (14, "of shared array tile, which is not aligned"),
+        (15, "reads 8 bytes at byte "),
+        (16, "reads 16 bytes at byte 4"),
+        (17, "ends before copies that it has begun"),
+        (18, "of shared array tile (address 0x"),
+        (19, "with no barrier between"),
+        (20, "of shared array tile (address 0x"),
     ];
     for (what, part) in expected {
         for seed in [0, 1, 5] {

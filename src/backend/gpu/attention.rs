@@ -35,8 +35,8 @@ const PROMPT_SPLIT: usize = 4096;
 const PROMPT_DIMS: [usize; 3] = [64, 128, 256];
 /// The numbers of heads of a block, with one kernel for each.
 const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
-/// The shared memory that a block has on every device.
-const SHARED_BYTES: usize = 48 << 10;
+/// A tile of keys or values in shared memory: `STAGE_BYTES` of `kernels/attention.cu`.
+const STAGE_BYTES: usize = TILE * (256 + 16);
 /// The most memory for partial results; more would not pay for the fewer launches.
 const WORK_BYTES: usize = 64 << 20;
 
@@ -180,16 +180,38 @@ fn record_floats(v_dim: usize) -> usize {
     (v_dim + 2).next_multiple_of(4)
 }
 
-/// The heads of a block: those that share a KV head, as far as their queries and scores fit shared
-/// memory.
-fn rows_a_block(group: usize, k_dim: usize) -> usize {
-    let fits = |rows: &&usize| **rows < 2 * group && shared_bytes(**rows, k_dim) <= SHARED_BYTES;
-    *ROWS.iter().rev().find(fits).expect("keys of which a query fits shared memory")
+/// The blocks of a launch by the heads that each takes, and what there is for them.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    group: usize,
+    k_dim: usize,
+    /// Pairs of a token's split and a KV head.
+    pairs: usize,
+    multiprocessors: usize,
+    shared_bytes_max: usize,
+}
+
+impl Load {
+    /// The heads of a block: those that share a KV head and whose queries and scores fit shared
+    /// memory, so that keys and values are read once for them; fewer if a device with one block a
+    /// multiprocessor would be partly idle. Results do not depend on it.
+    fn rows_a_block(&self) -> usize {
+        let fits = |rows: &&usize| {
+            **rows < 2 * self.group && shared_bytes(**rows, self.k_dim) <= self.shared_bytes_max
+        };
+        let mut fitting = ROWS.iter().filter(fits).rev();
+        let fills =
+            |rows: &&usize| self.pairs * self.group.div_ceil(**rows) >= self.multiprocessors;
+        let least = *fitting.clone().last().expect("keys of which a query fits shared memory");
+        fitting.find(fills).copied().unwrap_or(least)
+    }
 }
 
 /// The shared memory of `Scratch` in `kernels/attention.cu`.
 fn shared_bytes(rows: usize, k_dim: usize) -> usize {
-    4 * rows * (8 * 4 * (k_dim.div_ceil(32) | 1) + SPLIT + SPLIT / TILE)
+    let stages = if rows <= 2 { 3 } else { 2 };
+    let floats = rows * (8 * 4 * (k_dim.div_ceil(32) | 1) + SPLIT + SPLIT / TILE);
+    4 * floats + stages * STAGE_BYTES
 }
 
 /// The shared memory of `kernels/attention_prompt.cu`: halves of 64 queries and of a tile's keys or
@@ -256,6 +278,7 @@ pub struct Attention {
     prompt: [Kernel<AttentionParams>; 3],
     combine: Kernel<CombineParams>,
     shared_bytes_max: usize,
+    multiprocessors: usize,
 }
 
 impl Attention {
@@ -270,6 +293,7 @@ impl Attention {
             prompt: prompt.try_into().ok().expect("one for each number"),
             combine: Kernel::find(gpu, "attention_combine")?,
             shared_bytes_max: gpu.info().shared_bytes_max as usize,
+            multiprocessors: gpu.info().multiprocessors as usize,
         })
     }
 
@@ -330,7 +354,14 @@ impl Attention {
 
     fn exact(&self, stream: &Stream, part: Part) -> Result<()> {
         let Part { shape, data: AttentionData { tokens, k, .. }, .. } = part;
-        let rows = rows_a_block(shape.group(), k.dim);
+        let load = Load {
+            group: shape.group(),
+            k_dim: k.dim,
+            pairs: part.slots * shape.n_head_kv * tokens,
+            multiprocessors: self.multiprocessors,
+            shared_bytes_max: self.shared_bytes_max,
+        };
+        let rows = load.rows_a_block();
         let heads = shape.n_head_kv * shape.group().div_ceil(rows);
         let blocks = [part.slots, heads, tokens].map(u32_of);
         let grid = Grid::new(blocks, SPLIT_THREADS).with_shared(shared_bytes(rows, k.dim));
@@ -373,5 +404,39 @@ impl Attention {
         let blocks = [u32_of(shape.n_head), u32_of(data.tokens), 1];
         // SAFETY: there is a record for each token, head and split, and the results fit (asserted).
         unsafe { stream.launch(self.combine, Grid::new(blocks, COMBINE_THREADS), &params) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_take_many_heads_unless_the_device_would_idle() {
+        let load = Load {
+            group: 8,
+            k_dim: 128,
+            pairs: 4,
+            multiprocessors: 132,
+            shared_bytes_max: 227 << 10,
+        };
+        // Four KV heads and one split: 32 blocks of a head are the most.
+        assert_eq!(load.rows_a_block(), 1);
+        assert_eq!(Load { pairs: 32, ..load }.rows_a_block(), 1);
+        assert_eq!(Load { pairs: 34, ..load }.rows_a_block(), 2);
+        assert_eq!(Load { pairs: 256, ..load }.rows_a_block(), 8);
+        assert_eq!(Load { pairs: 256, group: 3, ..load }.rows_a_block(), 4);
+        // Latent keys of 576 elements and 64 KiB.
+        let turing =
+            Load { pairs: 256, group: 128, k_dim: 576, shared_bytes_max: 64 << 10, ..load };
+        assert_eq!(turing.rows_a_block(), 4);
+        assert_eq!(Load { shared_bytes_max: 227 << 10, ..turing }.rows_a_block(), 16);
+    }
+
+    #[test]
+    fn one_head_fits_every_device() {
+        for k_dim in [1, 64, 256, 576] {
+            assert!(shared_bytes(1, k_dim) <= 64 << 10, "{k_dim}");
+        }
     }
 }
