@@ -1,9 +1,14 @@
-// Written by kernels/build_ptx.py.
+// Written by kernels/build_ptx.py with NVRTC 12.0.76 and ptxas 12.9.86.
 &[
     Module {
         source: "activate",
         compute: 75,
+<<<<<<< HEAD
         digest: "46becfb58a56900ba4a69546a6ff2c0f70ccd2a76028216eb58e3e9403fda20a",
+=======
+        digest: "8d1001c967213c810cfa85655b1651c558efeb8b138d425ac2e1758ad8780dae",
+        ptx: "43315f3ffc5056a8504683c06681f0a3243d4ed0511c639ca86081ebc30ea79d",
+>>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -18,12 +23,45 @@
             "softplus_rows",
             "softmax_rows",
         ],
-        gzip: include_bytes!("activate.ptx.gz"),
+        lzma: include_bytes!("activate.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "2761558319fefce3a2f94143a5e338559d4766460937ad9007d7277737df78e7",
+                lzma: include_bytes!("activate.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "f6791ff72877abf363308721d1335330ddd0b77f9126ae7a1a89260a5074b41a",
+                lzma: include_bytes!("activate.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "d6eee5df3edf2df0c5b364cbc53ac55f9209ca35a11d1ee0753fc26aded4c51e",
+                lzma: include_bytes!("activate.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "e369b3baca900477a6cd9a506198f232110fb6aef83ba45c6d501e663cd1bf22",
+                lzma: include_bytes!("activate.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "478c1c3dc81e092486873ac131dc02d193ceae15b2aa8c74bca856862d99c2d1",
+                lzma: include_bytes!("activate.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "e39e4e1fd090fa6e07fcf315e7af770a748b1560be0f201e19d84fbb747b75bf",
+                lzma: include_bytes!("activate.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "attention",
         compute: 75,
-        digest: "52257b9bacb101daeb2a310207e33c53b0ee2e80f560bbe64adc498d14ec6746",
+        digest: "5a3d53b19c4aa96ea3067e305e95f111348545cf456fd50998c3f2848ac463ae",
+        ptx: "f7152aa4687f5e1a315c99addbfbc3ec131d40eed784dad2a7c42a18421e102a",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -32,34 +70,120 @@
             "attention_split_16",
             "attention_combine",
         ],
-        gzip: include_bytes!("attention.ptx.gz"),
+        lzma: include_bytes!("attention.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "d1b02c74545e3205791c8cef5cc2d4dd019cc196427d0d7e1b306d651d588f79",
+                lzma: include_bytes!("attention.sm_75.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "attention",
+        compute: 80,
+        digest: "5a3d53b19c4aa96ea3067e305e95f111348545cf456fd50998c3f2848ac463ae",
+        ptx: "c2e95bb9dc2450543eed56e555606903bc8fdae0e4279e8ed17170af41b7e9fe",
+        kernels: &[
+            "attention_split_1",
+            "attention_split_2",
+            "attention_split_4",
+            "attention_split_8",
+            "attention_split_16",
+            "attention_combine",
+        ],
+        lzma: include_bytes!("attention.sm_80.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 80,
+                sha256: "ab1e21e2badf4bee66f58598cfc5528fc2ac76a0483ecae5783ba8abee486daa",
+                lzma: include_bytes!("attention.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "017987a238813ba64fb9040be4136518bf6afd2a119eb67280721ad6332b98f7",
+                lzma: include_bytes!("attention.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "06c2137e6c929d66c147c8487206fa9c004975e60f8ce32b43ad074e48390b81",
+                lzma: include_bytes!("attention.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "5a83634216286aca659abfb403e005c66e7adb732ec9287db6c73bfc6fc15ad2",
+                lzma: include_bytes!("attention.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "2a531e07cdb6d91a40275119e34bef7bda5806a32f11828ea790ce26cb4e84f3",
+                lzma: include_bytes!("attention.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "a1bfec01f1e00028190bb59978d59352fd166b97c814481a27792122b973f52e",
+        digest: "3493a82e5d682813479b5b50db1c4bb7f32b4b0d88281cf5c90063bde717246c",
+        ptx: "8ebb72221832f87ffa83cd5ccabd142c396f9e01c4ca87db8dba56dd17f831da",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
             "attention_prompt_256",
         ],
-        gzip: include_bytes!("attention_prompt.ptx.gz"),
+        lzma: include_bytes!("attention_prompt.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "dec53d3df69538f3a695c8a0287f0a9482aa9ffc92145d0f4126558e269a0882",
+                lzma: include_bytes!("attention_prompt.sm_75.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "a1bfec01f1e00028190bb59978d59352fd166b97c814481a27792122b973f52e",
+        digest: "3493a82e5d682813479b5b50db1c4bb7f32b4b0d88281cf5c90063bde717246c",
+        ptx: "ab27a1750ea4cd2a9aff91276316eb7ee127a71b2e8b3b1cec689c07b07f85d9",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
             "attention_prompt_256",
         ],
-        gzip: include_bytes!("attention_prompt.sm_80.ptx.gz"),
+        lzma: include_bytes!("attention_prompt.sm_80.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 80,
+                sha256: "da97359747259ce44580ae0c5f697ce2ddddf8acc6bdb7d1790472d8f603c177",
+                lzma: include_bytes!("attention_prompt.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "42fcd6d530ca5565a589c993ae3aa05a39bc2f80e5be8462873783cb475de075",
+                lzma: include_bytes!("attention_prompt.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "598c293cd8375da74c0e5d24be410eb9d80769b208d39a625c49729080c2d309",
+                lzma: include_bytes!("attention_prompt.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "b4258da7259bd2436ef295c82e23ddc2c80cdc6bbf38a5e629b5f1bb900193fd",
+                lzma: include_bytes!("attention_prompt.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "408bb05134244ff1be3cb8c6af43554778735bf5baf4c7820e078d0de23ffd33",
+                lzma: include_bytes!("attention_prompt.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "cache",
         compute: 75,
-        digest: "b76261c32c35b742c620089e00b2b5fddcaa892559a018842a2ab7006272a144",
+        digest: "2bdb47dcace3d6213a116c59fb631bf2fd22b7e0aa555d078f639c44910dc4da",
+        ptx: "88a3cda0be5f817818becd202c1bcdf7f6d8a45368f3e501a98f8bf05df5154d",
         kernels: &[
             "cache_store_f32",
             "cache_store_f16",
@@ -67,33 +191,140 @@
             "cache_store_q8_0",
             "cache_store_nibbles",
         ],
-        gzip: include_bytes!("cache.ptx.gz"),
+        lzma: include_bytes!("cache.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "11ae4862128c6f32cf0f8adf585030144f8cdb1c9a67a181796c3a278bc64d3d",
+                lzma: include_bytes!("cache.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "c56f01c7c0d4d429e6585c912751fa83ab180cd66a60e4a8f05c510f954030d5",
+                lzma: include_bytes!("cache.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "11592d9a1233113a13ddc008ce4d0ef75bcf60ff9433e33cf186263acf37f81c",
+                lzma: include_bytes!("cache.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "a3018c50587b9360c46e0b0cb9471cde7d79eb703579e741ef220ad73c047ce0",
+                lzma: include_bytes!("cache.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "2708b700b14930d24977ec05d63408f92a17a54ee4ec50d3287c65e99019fc81",
+                lzma: include_bytes!("cache.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "0a1f9371ca90777d0a75b8db43c7dd668f1c7fdc27eb9df603199eeb57b8e7bc",
+                lzma: include_bytes!("cache.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "conv",
         compute: 75,
+<<<<<<< HEAD
         digest: "e5c406bc729b04fce43292330108ef0000288246b0efb07e90c3e3f8ef82b34a",
+=======
+        digest: "4580a7e5f432525475c15026f1daf06e669c52f2334a2191684180f1301d8be6",
+        ptx: "f7ee4f2b5aa1e4a3126d4570a662df654cfd761701cd94c723934889fbbd9fe2",
+>>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "short_conv",
             "short_conv_past",
         ],
-        gzip: include_bytes!("conv.ptx.gz"),
+        lzma: include_bytes!("conv.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "b9a45ff7401a6b6f283f41972dfe851b724528cdfd4be48cbe28821d11f1d876",
+                lzma: include_bytes!("conv.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "c017c164cd0e5210a79777acd35678b3220122b4aef6e7bca8ea9100fded292e",
+                lzma: include_bytes!("conv.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "5ebc8bd30b2d7030c31ae749c585e429f615f0400cb0ee3e4d64370a0dae98f1",
+                lzma: include_bytes!("conv.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "dfad745fc89e5d4f9c1bee3f7f57b92304cf431ca4c90c427b5023a304f3ab28",
+                lzma: include_bytes!("conv.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "7004485ba5cb4c914ef4b52a335de4d4079cc14214a3f2fc237d8dd653ecea2a",
+                lzma: include_bytes!("conv.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "4c459c1f823288c9a74d53cbae3b6559bfbabbfe7a2f9d48854935e8469b1986",
+                lzma: include_bytes!("conv.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "delta",
         compute: 75,
+<<<<<<< HEAD
         digest: "738b1e9eb4c946ffed843285d9a4fc404064b98fcce790b9771ad9d5b5b14894",
+=======
+        digest: "0d1f5fcf115aa522fe71949d75b9494d4a56769e74643e816d05ba7efc06dbfd",
+        ptx: "e6264ee3a8cd1ca0261cc628f4ed071c6d328a2ef9312c8dbfb75acea2ef4cae",
+>>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "delta_rule",
             "kda_rule",
             "delta_norm",
         ],
-        gzip: include_bytes!("delta.ptx.gz"),
+        lzma: include_bytes!("delta.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "44f94300ebf1bb4af159d87ab3ad610364e540c69eafdfc59565e8f09dbabcab",
+                lzma: include_bytes!("delta.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "f9b6af4054960d60c4f5e8be76a24ddc5b26f4cd7abefce5d358d22dda2b9361",
+                lzma: include_bytes!("delta.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "d0ea7ed85ba465632e1ed9c295be9d9af9d797f0ee200c7f55619ee11bd0690d",
+                lzma: include_bytes!("delta.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "ac20f50ba26347fcddad09cbeb1dd2b1490622e25a39d93563315a2de26539e3",
+                lzma: include_bytes!("delta.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "b5fa7f1cf228191b14016e8688b676dd571315ac301cf228e0fd65ac8250498f",
+                lzma: include_bytes!("delta.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "a96487f363e28b86ca0605b8dab761faa5c4093ae93f2f841cd88250eb556d5b",
+                lzma: include_bytes!("delta.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "embed",
         compute: 75,
         digest: "86ca86d749eab66030f76e0a2609dc558d5b3c06b7c55d03722547b9690172d8",
+        ptx: "ae4529bb71d5275366e7075ea6aa5bf5ed7693ba6ec702c8da0f9a9cb781956b",
         kernels: &[
             "embed_q4_0",
             "embed_q4_1",
@@ -123,12 +354,53 @@
             "embed_f16",
             "embed_bf16",
         ],
-        gzip: include_bytes!("embed.ptx.gz"),
+        lzma: include_bytes!("embed.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "3be63ef6a70ce285fb0c4b5607509b7cf647343c7ef7bf5ec455baba2ab432de",
+                lzma: include_bytes!("embed.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "6952f332dff7cd454f13fd6b16c84db30c66d17f33a41f43a786fae1dcdacd14",
+                lzma: include_bytes!("embed.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "b17afd1bd9cfa23945e3c578e97f0b1f72ada913f0e26aa5cb2eb49648ef8ddd",
+                lzma: include_bytes!("embed.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "4e404f3fb3baa34272275a3feb05442d0ebfba35215bab23b895947bf6ae2fb1",
+                lzma: include_bytes!("embed.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "cb5a9e8e76f047211913a903214c6f67cb1eaa4610f9bc100b403fdf5bf6dec6",
+                lzma: include_bytes!("embed.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "10c6bf88d55c5be153b3501886731ceeca5b637c72a761b74f5323ca992a4100",
+                lzma: include_bytes!("embed.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "expert",
         compute: 75,
+<<<<<<< HEAD
         digest: "7256dffeefc865bf45551b93e33a567610240b97e3cb96812dc73788029520a6",
+=======
+<<<<<<< HEAD
+        digest: "6c64851792d38c29e17f164587828153966245f7543589c55957aa5aed7c7c71",
+=======
+        digest: "cabc36ec32d55aa5c6b5e5de8625bc8a5575cf86645ac37f21ddd69aff8305c3",
+        ptx: "21c8a92e049615ce5e6381880ed746bd17418444f84cef0981d31fe0f7063533",
+>>>>>>> 706f97f (kernels: PTX and cubins made anew)
+>>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -187,12 +459,45 @@
             "scale_pairs",
             "ordered_sum",
         ],
-        gzip: include_bytes!("expert.ptx.gz"),
+        lzma: include_bytes!("expert.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "f551a1e8922036584044fd9b4496a173e9b21907969d847b546e312c73ae64f9",
+                lzma: include_bytes!("expert.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "2b1b641360975c92687ba63829c7089b16195b3b60e5e44e6c60656374857eb6",
+                lzma: include_bytes!("expert.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "866e81bed7e6dd73bbca93d36ae7e1ed9e13d5b1e20e2317198e994025104d2d",
+                lzma: include_bytes!("expert.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "245938f8649c857c7ec4ed8cf889b8c651212359215c23e6156de9cbfe296a85",
+                lzma: include_bytes!("expert.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "f5618bd49af565e49feef310915cbdaaee594437b474892c4805e3d1b50c825e",
+                lzma: include_bytes!("expert.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "d94e5f4dd398c35a0264a789e5102cd5dd599a85b323d4beb646676fb55c151a",
+                lzma: include_bytes!("expert.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "heads",
         compute: 75,
         digest: "16075551c1d8682ae7223e11d953f444db25bba04920afd0bdf5a8c9ff3a6eef",
+        ptx: "0846cf7ca46b14c8844261bb5a922e0ea42f372e8d17c746dd7502109ebe050f",
         kernels: &[
             "head_products_q4_0",
             "head_products_q4_1",
@@ -222,12 +527,45 @@
             "head_products_f16",
             "head_products_bf16",
         ],
-        gzip: include_bytes!("heads.ptx.gz"),
+        lzma: include_bytes!("heads.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "2579db1276b3d3e65f21672a159b435c8491273ef36c28b8b63d773b5d66648d",
+                lzma: include_bytes!("heads.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "b390b6d6c8b7e28c0268f6076d471f95e27bb915d17cad270588575026a0c03f",
+                lzma: include_bytes!("heads.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "12b0b6138e40eec6a3776f62213f0978788f5bd0a9df48e6ad42963cb934b301",
+                lzma: include_bytes!("heads.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "8e3dd8a24aa2f8e620d2a3e19afa8591cd415ce4fc5c444b1b2464f0e048d0dd",
+                lzma: include_bytes!("heads.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "f9d651828e6ac51a4793a2cd944b8d738a15f43408fa976d4814d09f5411722e",
+                lzma: include_bytes!("heads.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "5497ec1294be2e2976241e50602276fe8bb2976da773d0d310a17ce6149915ac",
+                lzma: include_bytes!("heads.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "matmul",
         compute: 75,
         digest: "2345c1e7343a6ef5f6de40e005ea718a677701648e4b63d1119d77ba0c18f555",
+        ptx: "d8ec2b06ee476caee020092bef44ca188e514e6e8ece83cdc374b83fb69284b9",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -254,12 +592,20 @@
             "matmul_mxfp4",
             "matmul_nvfp4",
         ],
-        gzip: include_bytes!("matmul.ptx.gz"),
+        lzma: include_bytes!("matmul.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "fc8154bca4681854ac231d1152a29898dde4e8be8b2f4e9a20c356f870643e56",
+                lzma: include_bytes!("matmul.sm_75.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "matmul",
         compute: 80,
         digest: "2345c1e7343a6ef5f6de40e005ea718a677701648e4b63d1119d77ba0c18f555",
+        ptx: "00cc9d412217977de42301ccf7e70bfbe92de4364a82229a77d1d779bb90083a",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -286,12 +632,40 @@
             "matmul_mxfp4",
             "matmul_nvfp4",
         ],
-        gzip: include_bytes!("matmul.sm_80.ptx.gz"),
+        lzma: include_bytes!("matmul.sm_80.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 80,
+                sha256: "b5cb478ce06b045ee1c60211b128dd7b54640bd77409ee63fb0255150ee6a824",
+                lzma: include_bytes!("matmul.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "bed88be7c7277b744af325e8c3494284f5acf5dcc4db5077f182dfc3848e453f",
+                lzma: include_bytes!("matmul.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "c3b73cfb262276787cd807d89f1212ee933b16ec4ee26080c119996c6f237950",
+                lzma: include_bytes!("matmul.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "b8b8ed5529f573db97e71163a504041c49e09535fcc8ce2f5c52d04928577735",
+                lzma: include_bytes!("matmul.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "322f2017696247000a27919e5ad1ab7b42298619a38e65ccf68e331a64283435",
+                lzma: include_bytes!("matmul.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "matvec",
         compute: 75,
         digest: "a795bafdf3dadbd524578f619b4e7979f45ebe8b147168993b10b7f4cb326491",
+        ptx: "a949597c8096fbaffee44b8db827f262d318de493e0453f1f7790595ab350c29",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -348,12 +722,45 @@
             "matvec_bf16",
             "matvec8_bf16",
         ],
-        gzip: include_bytes!("matvec.ptx.gz"),
+        lzma: include_bytes!("matvec.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "c6630e207259b61572ce884ac5a2e1b5616f55334476e9c0003f223047549def",
+                lzma: include_bytes!("matvec.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "f52677c5031b0d0a4a84d43ed3b5bd7312ca13e1ac787928d2899d01fc8f5907",
+                lzma: include_bytes!("matvec.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "640459b48764d4e5ab9fcafe49ccd8bb7fa732a4c3ae21da5d361d36d8680dce",
+                lzma: include_bytes!("matvec.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "898739d23f7455a3bab4c67c078b8865c32b24b87842576cfea591a84141cf47",
+                lzma: include_bytes!("matvec.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "c732a086febe2a76f6f8848113ca39910ff35162fa6b31049e27ce992c035149",
+                lzma: include_bytes!("matvec.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "096548ef75a21dab4dc6641c1448a809b28dcc9520341ba0dfd11f924708d2f5",
+                lzma: include_bytes!("matvec.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "norm",
         compute: 75,
         digest: "b63289a0333b3f2cd13fbd1b881b5e29030add6b46c14c59e8c5056ef9661801",
+        ptx: "3d2386b8e22c22da1c030b15b2180379bc22d3d60b361a7cf2ceefaf30c0696b",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
@@ -361,41 +768,185 @@
             "add_scaled",
             "add_normed",
         ],
-        gzip: include_bytes!("norm.ptx.gz"),
+        lzma: include_bytes!("norm.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "64486763ce24381fe7ad1aba7f4873be7d19f13a224a0ca2054b83c8971db8de",
+                lzma: include_bytes!("norm.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "47ac2a83999e06f7f8aabc23575015b19f6ad7e00523d2c0dbf317df7e273559",
+                lzma: include_bytes!("norm.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "47d8a9a89a3302778715f8cc2ace6f900ebd4dfcfc0b451647db50afa826fa40",
+                lzma: include_bytes!("norm.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "7c10fd75cdbb5e8fd1f9292d79d95f75480f9827840d401782bf88e31cb9c1a7",
+                lzma: include_bytes!("norm.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "0eec5bb9770af061f6cd4b1ce5671d0cececa2403d63886e8f27c126ccdb2ff0",
+                lzma: include_bytes!("norm.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "392d171e9d7b33c597462e625a51af56a2da51fb67bd528fb046e558efc0d52d",
+                lzma: include_bytes!("norm.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "quantize",
         compute: 75,
         digest: "ce3ca1a707afad2c8d34ac2bbdc1a5c36f077f7775ad0c960010aab9cbc31791",
+        ptx: "da5ffa8d0db08beae5356b242ad0aef742cfee252219dda0a828dcf55ea27896",
         kernels: &[
             "quantize_q8_0",
             "quantize_q8_k",
             "quantize_f32",
         ],
-        gzip: include_bytes!("quantize.ptx.gz"),
+        lzma: include_bytes!("quantize.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "2c71f4e192ea3e02b5bea5af6b144ce048c566f018b85c57f04e50448c7b0749",
+                lzma: include_bytes!("quantize.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "7c6800bc422a643a790fbb8272a84f9f5e4bf7a949135ce9ff3272d87a7fe3c9",
+                lzma: include_bytes!("quantize.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "b6dc9d807c84a5b39a2077929d129099a15e94aa2e90b05b4c52b6c29e60d07a",
+                lzma: include_bytes!("quantize.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "3128ad069be7982892fee436f53f7d33384bb46fa57787acc1832e9c22da6e33",
+                lzma: include_bytes!("quantize.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "8bebd401f515c4190f0d2851326518063f4606e196f8ab2e919b8ba43f25fada",
+                lzma: include_bytes!("quantize.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "7878104076530e4c8b5c1bbc61adaef4382ed532747aa1a2bb8d7f8cef2b52a5",
+                lzma: include_bytes!("quantize.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "rope",
         compute: 75,
         digest: "4a39d254733e82d94beb85ad83749aad001e5c97bd68540e7a8969f3d4df07bb",
+        ptx: "a542de80af5f0f421c60c1a136c36c47d40e823b85dde06c322e0673881e9d78",
         kernels: &[
             "rope",
         ],
-        gzip: include_bytes!("rope.ptx.gz"),
+        lzma: include_bytes!("rope.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "008eb1e9b0c5bca1b485e8484577baf69dd9bbc6bb787ec46c05a461554180b2",
+                lzma: include_bytes!("rope.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "ffd4225ed73b75e9f3571bbb968956c9f1232af57d53a64fca7d85c728a77941",
+                lzma: include_bytes!("rope.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "85131beb6ab5968633cff5170a5dbfb528a48dc19be11e70d0c2933040cc28b1",
+                lzma: include_bytes!("rope.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "07f85c4c3d22931a000b060be1325d9a851f493019ccb3b0d94372a7a4bf5476",
+                lzma: include_bytes!("rope.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "096cab1ad5bcb40f3c4b4d2cfa0588e48ca884593d7208fa48a9d864ff4cfac4",
+                lzma: include_bytes!("rope.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "e29b43f7dd9c76196fa1df14929d1b050185498815b322917beb8976e8f41bb5",
+                lzma: include_bytes!("rope.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "router",
         compute: 75,
+<<<<<<< HEAD
         digest: "34c90f2a1ddfb3448f1a48c3d8e91e88b91bee5219f3cdd6029ebdda066f4ad6",
+=======
+<<<<<<< HEAD
+        digest: "264438c0d5a2384fc2679038f4d9f39258c39c97ace3382be4a7df906034a599",
+=======
+        digest: "b11989eb0a77126b1b5d16d8bc3d3e9f3e6b7a9d912523d58235bebdf10f0061",
+        ptx: "e10707cd14cf55e69d52c400cb4b6e151a082c144b467155b39644bad9558b1b",
+>>>>>>> 706f97f (kernels: PTX and cubins made anew)
+>>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "route",
         ],
-        gzip: include_bytes!("router.ptx.gz"),
+        lzma: include_bytes!("router.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "51c38606e0b43ff4d1813a6b745f5503b5e7be239f105e560b5fd580a8b0cdbc",
+                lzma: include_bytes!("router.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "a9fc6ec4f7ea8a86e526a3054d29965f924bf8e752143bded6373b2bfaa6ab7e",
+                lzma: include_bytes!("router.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "1bbab12106c79521201a1de50286159d8cfb907bb638c5c36eb06d5eded7e902",
+                lzma: include_bytes!("router.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "499334b7cf098ad7eea0946c3508403e9c7a54fa96b51823019a302df00e2c01",
+                lzma: include_bytes!("router.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "89a790e6c19a6f920e382985bd55c002c9e19b13e203896042e7ddc80f2d9a7a",
+                lzma: include_bytes!("router.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "07c8edca976c0eee055c2051ef3e974ab5ca3eed01fd37d311a4adabbacc4390",
+                lzma: include_bytes!("router.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "rows",
         compute: 75,
+<<<<<<< HEAD
         digest: "37579ed93dd4349249bbeea852ebe2cff1c75f1203436b88beb81b1dc8f7eddb",
+=======
+        digest: "eabd544f635f5d34f0124a80379f9a01fba914413af2a82ce1a1202711b907eb",
+        ptx: "3c4080765d3009221258a4600ca1106f2421e4c712750f4f9ba12137b2c4ad00",
+>>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -407,44 +958,180 @@
             "cap_values",
             "mul_rows",
         ],
-        gzip: include_bytes!("rows.ptx.gz"),
+        lzma: include_bytes!("rows.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "ef10ca89c4d87c338b0d6a505e775aaf877dbeed5f4f61ef95369c452b5bdab0",
+                lzma: include_bytes!("rows.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "b21b1628180ac9124e6afca5fb1890fbaa64a47f1027d0d47baeb4babe67cc8d",
+                lzma: include_bytes!("rows.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "84f4c3a35f74a2a308046eb8a74ccad83e4627a6b0897e811fdd4eb351c37c7a",
+                lzma: include_bytes!("rows.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "77d8269201460a4f15abd918cd06832e5ec4b46cec0ed7861f2cda63b3054fb5",
+                lzma: include_bytes!("rows.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "1ab9a51e2db1dcba779f0cc662ecf5b61b66793eb5c9aee3db4f7a9ec8a9ca37",
+                lzma: include_bytes!("rows.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "6818ea941e38048509031aa725c0b475710feca8449dabf9e266eb355fd95248",
+                lzma: include_bytes!("rows.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "sample",
         compute: 75,
         digest: "fb7ef40a49186b79e05530a2edae5607608b82eea65c0e0ce86b593af62f646b",
+        ptx: "9384b0c610240d864a8bd5bcd58df3f58f0dd88b0d5e65c6d7088a521167c8f2",
         kernels: &[
             "top_k_logits",
             "top_k_keys",
         ],
-        gzip: include_bytes!("sample.ptx.gz"),
+        lzma: include_bytes!("sample.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "9b3ff69c7b50276113e0cc222def5501ad44b2b7507fd5cd5ff0de7c57bf1b51",
+                lzma: include_bytes!("sample.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "6c07472532a97377a37297eca6ff91f397e6dba32c2104100e8aeb362b24737a",
+                lzma: include_bytes!("sample.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "2302bf1a722570980d1349783655b0a31b6624c8da1a3c5360cf51508377b8c1",
+                lzma: include_bytes!("sample.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "ff68c01b0c6b4af630ea97c6c36a87ed6d19910ea6dcb5075c8d3e03da0ebfc2",
+                lzma: include_bytes!("sample.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "6b1858f1d152b08ab1f15bd6db66e755ac85e0616443a4d4e02a502eff4638c9",
+                lzma: include_bytes!("sample.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "f5baaa8fc3176ab3a89267e780d03f1ca98b5a60cfbabac00c3f9f462f2a0978",
+                lzma: include_bytes!("sample.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "scan",
         compute: 75,
+<<<<<<< HEAD
         digest: "0c1d939db31a037e59bb707ddda50219100ec50672ab3cd84743388e859c761a",
+=======
+        digest: "5edbe559c7c5d879e81312d46bf7517a4f58087b6043c928168d62aee6b8f881",
+        ptx: "fae024f7a7aa71b08cae3050ac2a027fa76db614ac5eea4595b560d3e2222977",
+>>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "scan",
             "selective_scan",
         ],
-        gzip: include_bytes!("scan.ptx.gz"),
+        lzma: include_bytes!("scan.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "337441d5f266e589311512fa7ea79f29a140ef76230ea1cda3f88e3d2d5a3b58",
+                lzma: include_bytes!("scan.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "65222f4d19c671682e357575b1bf2806220d3a01083df59c745929e8c180d506",
+                lzma: include_bytes!("scan.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "3456e4e712df80818454bfa6437570bab91d810a97f8042d7483f6fb0b111c35",
+                lzma: include_bytes!("scan.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "dfdcc6f9b01283e5625ce219a155031f93dc8ec6a01c47f93f200fa5ae585ad1",
+                lzma: include_bytes!("scan.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "a2f51019d2d21c660a9de1fc2a8a4b31e807091061969e04adb5d57db339b7db",
+                lzma: include_bytes!("scan.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "cfa542fd4cc0bd48d0c5369c390e3b0883dc6506c04cea82d1a50c46c06d884e",
+                lzma: include_bytes!("scan.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "slots",
         compute: 75,
         digest: "f557112e0cd62c064f45fa5d3968b363e307648f9846838e6747ad4b33102aa7",
+        ptx: "a3e3512b628a0b4fd38e89f35189ad68bc4b5f8a0c53a908dce4449c2b5d06e1",
         kernels: &[
             "resolve_slots",
             "post_route",
             "limit_experts",
             "place_rows",
         ],
-        gzip: include_bytes!("slots.ptx.gz"),
+        lzma: include_bytes!("slots.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "49d23d1f9506bfb14b00828d69237e14e09afc8ad1bfe9d7a990bf7a834e06ec",
+                lzma: include_bytes!("slots.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "c87089b1825035b9323f7acdde4e95d6552d6067bf6cf21e545b5d69bdd817b6",
+                lzma: include_bytes!("slots.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "886f5a92212a0440aacb3512155119e5c92e8531cbac85cae40528dba5059578",
+                lzma: include_bytes!("slots.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "a7059f685e4ed767f5a25199154a45349c6a77a4a0b1724a37dec067e5482811",
+                lzma: include_bytes!("slots.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "c567e25d6ec2b7e025b6db62d98094fce231282a097bffcfa48c8a9033086584",
+                lzma: include_bytes!("slots.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "37f8fca6d308786a47d4a21ef0f4aad55dc328ed2f4e1a97cd4ac1da87c6ab6c",
+                lzma: include_bytes!("slots.sm_120.cubin.lzma"),
+            },
+        ],
     },
     Module {
         source: "streams",
         compute: 75,
         digest: "e00891c5242694212c36d696e677b96e04d62138603c36f39f49ecb80c8f42c0",
+        ptx: "886f2023820bde09fdb9039e7f70933cd02cbd07a09b91d960be9b778e513243",
         kernels: &[
             "join_streams",
             "feed_streams",
@@ -454,6 +1141,38 @@
             "recall_streams",
             "gate_ngrams",
         ],
-        gzip: include_bytes!("streams.ptx.gz"),
+        lzma: include_bytes!("streams.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "af0ed318ada695178d4816964ab668863bde20ce1a365748ca459a4b60460f0d",
+                lzma: include_bytes!("streams.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "6b7d87333642a4530583403b48e8359eab5ae74acb071b5c241d43e9c3d07acd",
+                lzma: include_bytes!("streams.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "5ca95065bb5774ae4647d35c45361d7de24a96e7863531ccb0bf06e87d7a3ef0",
+                lzma: include_bytes!("streams.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "129d24d685919161e0a142102a95fc09d9a31930ae802ea3c3f553203630ac4c",
+                lzma: include_bytes!("streams.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "505231f18a4a4036b43bdf5bf0067ec1c8609ddf656ec6900db279aef42e22dd",
+                lzma: include_bytes!("streams.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "c891f98127440e6e1068d9d39ee3ac8d078fb95647bdb8ac2f139f89d74a757f",
+                lzma: include_bytes!("streams.sm_120.cubin.lzma"),
+            },
+        ],
     },
 ]
