@@ -3,12 +3,8 @@
     Module {
         source: "activate",
         compute: 75,
-<<<<<<< HEAD
         digest: "46becfb58a56900ba4a69546a6ff2c0f70ccd2a76028216eb58e3e9403fda20a",
-=======
-        digest: "8d1001c967213c810cfa85655b1651c558efeb8b138d425ac2e1758ad8780dae",
-        ptx: "43315f3ffc5056a8504683c06681f0a3243d4ed0511c639ca86081ebc30ea79d",
->>>>>>> 6c822293 (kernels: PTX and cubins made anew)
+        ptx: "0409ccb5b1952afb8c0696052af7529348f20f1562cbeed3663fe5b1e28007c1",
         kernels: &[
             "swiglu_rows",
             "swiglu_clamped_rows",
@@ -27,32 +23,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "2761558319fefce3a2f94143a5e338559d4766460937ad9007d7277737df78e7",
+                sha256: "3732fa2890af01b4e7f76501e27ec691adabfa7597961f500eb2e9f53bc9db80",
                 lzma: include_bytes!("activate.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "f6791ff72877abf363308721d1335330ddd0b77f9126ae7a1a89260a5074b41a",
+                sha256: "9d6f096a8a44915e15bf9916fde9658a5a8897326fcfc4f2d03de5f3d9aa2486",
                 lzma: include_bytes!("activate.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "d6eee5df3edf2df0c5b364cbc53ac55f9209ca35a11d1ee0753fc26aded4c51e",
+                sha256: "6947878b326e338262f77faaa69691c17610d25a020338107c4e6a1f889f4019",
                 lzma: include_bytes!("activate.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "e369b3baca900477a6cd9a506198f232110fb6aef83ba45c6d501e663cd1bf22",
+                sha256: "bd703b69ecfd6885c20f66f2d1ae2312f27cf4efa5adc0b7cfe99d0eac4b3af1",
                 lzma: include_bytes!("activate.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "478c1c3dc81e092486873ac131dc02d193ceae15b2aa8c74bca856862d99c2d1",
+                sha256: "55b36e6a10844e761b083671e88ad1b3f8f4a9674fd61168f8f1e0ea45282c00",
                 lzma: include_bytes!("activate.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "e39e4e1fd090fa6e07fcf315e7af770a748b1560be0f201e19d84fbb747b75bf",
+                sha256: "7903c70eaa18e1c83c9bef575de7b1a58703326cd7d50c857d8bad4c97ffe96e",
                 lzma: include_bytes!("activate.sm_120.cubin.lzma"),
             },
         ],
@@ -228,12 +224,8 @@
     Module {
         source: "conv",
         compute: 75,
-<<<<<<< HEAD
         digest: "e5c406bc729b04fce43292330108ef0000288246b0efb07e90c3e3f8ef82b34a",
-=======
-        digest: "4580a7e5f432525475c15026f1daf06e669c52f2334a2191684180f1301d8be6",
         ptx: "f7ee4f2b5aa1e4a3126d4570a662df654cfd761701cd94c723934889fbbd9fe2",
->>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "short_conv",
             "short_conv_past",
@@ -275,12 +267,8 @@
     Module {
         source: "delta",
         compute: 75,
-<<<<<<< HEAD
         digest: "738b1e9eb4c946ffed843285d9a4fc404064b98fcce790b9771ad9d5b5b14894",
-=======
-        digest: "0d1f5fcf115aa522fe71949d75b9494d4a56769e74643e816d05ba7efc06dbfd",
         ptx: "e6264ee3a8cd1ca0261cc628f4ed071c6d328a2ef9312c8dbfb75acea2ef4cae",
->>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "delta_rule",
             "kda_rule",
@@ -391,16 +379,8 @@
     Module {
         source: "expert",
         compute: 75,
-<<<<<<< HEAD
         digest: "7256dffeefc865bf45551b93e33a567610240b97e3cb96812dc73788029520a6",
-=======
-<<<<<<< HEAD
-        digest: "6c64851792d38c29e17f164587828153966245f7543589c55957aa5aed7c7c71",
-=======
-        digest: "cabc36ec32d55aa5c6b5e5de8625bc8a5575cf86645ac37f21ddd69aff8305c3",
-        ptx: "21c8a92e049615ce5e6381880ed746bd17418444f84cef0981d31fe0f7063533",
->>>>>>> 706f97f (kernels: PTX and cubins made anew)
->>>>>>> 6c822293 (kernels: PTX and cubins made anew)
+        ptx: "d8bab6ff1826805529f2633c003d4b8ef90930ab39897e80ced7eedf2d3cb101",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -463,32 +443,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "f551a1e8922036584044fd9b4496a173e9b21907969d847b546e312c73ae64f9",
+                sha256: "79d087ff55a5bd2c057e5f620c253e2061beaa19cee45b512e6be278d6f13126",
                 lzma: include_bytes!("expert.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "2b1b641360975c92687ba63829c7089b16195b3b60e5e44e6c60656374857eb6",
+                sha256: "f488b259a2a5cd59fb271a72ae752cdbd9186995731a4d160d21fbbd67d9a97b",
                 lzma: include_bytes!("expert.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "866e81bed7e6dd73bbca93d36ae7e1ed9e13d5b1e20e2317198e994025104d2d",
+                sha256: "8d3dd30a7cdf677e4162ab6597dbddf90851b336c09e1ca6d4b446367c1d0575",
                 lzma: include_bytes!("expert.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "245938f8649c857c7ec4ed8cf889b8c651212359215c23e6156de9cbfe296a85",
+                sha256: "32903105b7205c4178e2f86e9d166140af6a06246586a481a47a47e1f6e97040",
                 lzma: include_bytes!("expert.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "f5618bd49af565e49feef310915cbdaaee594437b474892c4805e3d1b50c825e",
+                sha256: "51256a008f6ffdd7d4b0b0d45db05fa5336b5a043b083850951da1e7cb7b7614",
                 lzma: include_bytes!("expert.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "d94e5f4dd398c35a0264a789e5102cd5dd599a85b323d4beb646676fb55c151a",
+                sha256: "f28f0f3a52474bef2f6b46503cb54a887a46640ae8915b4cdc7241db7540872c",
                 lzma: include_bytes!("expert.sm_120.cubin.lzma"),
             },
         ],
@@ -891,16 +871,8 @@
     Module {
         source: "router",
         compute: 75,
-<<<<<<< HEAD
         digest: "34c90f2a1ddfb3448f1a48c3d8e91e88b91bee5219f3cdd6029ebdda066f4ad6",
-=======
-<<<<<<< HEAD
-        digest: "264438c0d5a2384fc2679038f4d9f39258c39c97ace3382be4a7df906034a599",
-=======
-        digest: "b11989eb0a77126b1b5d16d8bc3d3e9f3e6b7a9d912523d58235bebdf10f0061",
-        ptx: "e10707cd14cf55e69d52c400cb4b6e151a082c144b467155b39644bad9558b1b",
->>>>>>> 706f97f (kernels: PTX and cubins made anew)
->>>>>>> 6c822293 (kernels: PTX and cubins made anew)
+        ptx: "0d059036e836bc62c35a349d03b1f66deb655200f1b33dc57cbfc47870fcad18",
         kernels: &[
             "route",
         ],
@@ -908,32 +880,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "51c38606e0b43ff4d1813a6b745f5503b5e7be239f105e560b5fd580a8b0cdbc",
+                sha256: "0f278c38c6f13badda17e7c1757520ae3b759b0afabd4c2e9ea26d5bdb761ee0",
                 lzma: include_bytes!("router.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "a9fc6ec4f7ea8a86e526a3054d29965f924bf8e752143bded6373b2bfaa6ab7e",
+                sha256: "73d5dfa80162779e68a80d9d35d96997848aeda923f2ab6bc03a12c1ff817660",
                 lzma: include_bytes!("router.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "1bbab12106c79521201a1de50286159d8cfb907bb638c5c36eb06d5eded7e902",
+                sha256: "f3dc362728ff223843e868f3203596a83b7a75a61795442ee01bc04b4b359988",
                 lzma: include_bytes!("router.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "499334b7cf098ad7eea0946c3508403e9c7a54fa96b51823019a302df00e2c01",
+                sha256: "46547cb22ddfc9b44619ffae01215af36f0bf59c1c38358b4968fc79dd65b393",
                 lzma: include_bytes!("router.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "89a790e6c19a6f920e382985bd55c002c9e19b13e203896042e7ddc80f2d9a7a",
+                sha256: "098df38d185a3da2d49f7abd68a5a6968717c05bbad7f9d0ff9457bd54749e61",
                 lzma: include_bytes!("router.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "07c8edca976c0eee055c2051ef3e974ab5ca3eed01fd37d311a4adabbacc4390",
+                sha256: "e1ac8c6c00ca657c95a4f0e8761abc8566bc7d698ec92e5bcf5d666a8b53b2c7",
                 lzma: include_bytes!("router.sm_120.cubin.lzma"),
             },
         ],
@@ -941,12 +913,8 @@
     Module {
         source: "rows",
         compute: 75,
-<<<<<<< HEAD
         digest: "37579ed93dd4349249bbeea852ebe2cff1c75f1203436b88beb81b1dc8f7eddb",
-=======
-        digest: "eabd544f635f5d34f0124a80379f9a01fba914413af2a82ce1a1202711b907eb",
         ptx: "3c4080765d3009221258a4600ca1106f2421e4c712750f4f9ba12137b2c4ad00",
->>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "copy_columns",
             "mul_sigmoid",
@@ -1038,12 +1006,8 @@
     Module {
         source: "scan",
         compute: 75,
-<<<<<<< HEAD
         digest: "0c1d939db31a037e59bb707ddda50219100ec50672ab3cd84743388e859c761a",
-=======
-        digest: "5edbe559c7c5d879e81312d46bf7517a4f58087b6043c928168d62aee6b8f881",
         ptx: "fae024f7a7aa71b08cae3050ac2a027fa76db614ac5eea4595b560d3e2222977",
->>>>>>> 6c822293 (kernels: PTX and cubins made anew)
         kernels: &[
             "scan",
             "selective_scan",
