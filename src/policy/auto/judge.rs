@@ -123,10 +123,13 @@ impl Bout {
 }
 
 impl Judge {
-    /// Keeps one of `n` candidates at first. `ratios`: of an earlier run.
+    /// Keeps one of `n` candidates at first. `ratios`: of an earlier run; one that has tried all in
+    /// vain is believed for as long as if this run had.
     pub fn new(kept: usize, ratios: Vec<Option<f64>>) -> Judge {
         let n = ratios.len();
         assert!(kept < n);
+        let is_known = n > 1 && (0..n).all(|i| i == kept || ratios[i].is_some());
+        let interval = INTERVAL_MIN * if is_known { INTERVAL_GROWTH } else { 1 };
         Judge {
             kept,
             active: kept,
@@ -134,8 +137,8 @@ impl Judge {
             kept_ns: 0.0,
             ratios,
             bout: None,
-            wait: WARM_UP,
-            interval: INTERVAL_MIN,
+            wait: WARM_UP.max(interval),
+            interval,
             next: (kept + 1) % n,
             left: n - 1,
         }
@@ -296,6 +299,17 @@ mod tests {
             n_changes += u32::from(std::mem::replace(&mut kept, judge.kept()) != kept);
         }
         assert_eq!(n_changes, 0);
+    }
+
+    /// A short run after one that has tried all candidates tries none again.
+    #[test]
+    fn an_earlier_verdict_is_believed() {
+        let n_steps = 12 * WINDOW_STEPS;
+        let cost = |i: usize, _| if i == 1 { 100 } else { 200 };
+        let mut known = Judge::new(1, vec![Some(2.0), None, Some(2.0)]);
+        assert_eq!(run(&mut known, n_steps, cost), [0, n_steps, 0]);
+        let mut new_one = Judge::new(1, vec![Some(2.0), None, None]);
+        assert!(run(&mut new_one, n_steps, cost)[1] < n_steps);
     }
 
     #[test]
