@@ -7,7 +7,6 @@
 
 mod device;
 mod library;
-mod lzma;
 mod modules;
 mod ptx;
 mod waits;

@@ -1,11 +1,12 @@
 //! The kernels as PTX and as machine code: `kernels/ptx`, which `kernels/build_ptx.py` writes.
 
-use super::lzma;
 use crate::backend::gpu::Version;
+use lzma_rust2::LzmaReader;
 use std::ffi::{CStr, CString};
+use std::io::Read;
 use std::sync::OnceLock;
 
-/// What is made of one `kernels/*.cu`.
+/// PTX and machine code of one `kernels/*.cu`.
 pub struct Module {
     /// The stem of the source: `rope` for `kernels/rope.cu`.
     pub source: &'static str,
@@ -18,7 +19,7 @@ pub struct Module {
     pub kernels: &'static [&'static str],
     /// The PTX.
     pub lzma: &'static [u8],
-    /// What ptxas made of the PTX.
+    /// Machine code that ptxas has made of the PTX.
     pub cubins: &'static [Cubin],
 }
 
@@ -32,8 +33,18 @@ pub struct Cubin {
 
 impl Cubin {
     pub fn image(&self) -> Vec<u8> {
-        lzma::decompress(self.lzma).expect("the tracked files are whole")
+        decompress(self.lzma)
     }
+}
+
+/// The content of a tracked file. They are in LZMA, which takes half of deflate's room: that looks
+/// back 32 KiB, where kernels of one family repeat over a megabyte.
+fn decompress(file: &[u8]) -> Vec<u8> {
+    let mut content = Vec::new();
+    let reader = LzmaReader::new_mem_limit(file, u32::MAX, None);
+    let read = reader.and_then(|mut reader| reader.read_to_end(&mut content));
+    read.expect("the tracked files are whole");
+    content
 }
 
 impl Module {
@@ -57,10 +68,8 @@ pub const MODULES: &[Module] = include!("../../../kernels/ptx/modules.rs");
 /// The PTX of `MODULES[at]`. It is decompressed on the first call and kept.
 pub fn text(at: usize) -> &'static CStr {
     static TEXTS: [OnceLock<CString>; MODULES.len()] = [const { OnceLock::new() }; MODULES.len()];
-    TEXTS[at].get_or_init(|| {
-        let text = lzma::decompress(MODULES[at].lzma).expect("the tracked files are whole");
-        CString::new(text).expect("PTX has no zero bytes")
-    })
+    TEXTS[at]
+        .get_or_init(|| CString::new(decompress(MODULES[at].lzma)).expect("PTX has no zero bytes"))
 }
 
 /// The PTX of one kernel of `MODULES[at]`, for a device without a cubin: the driver compiles what
