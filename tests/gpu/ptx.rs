@@ -108,9 +108,7 @@ fn no_file_is_left_over() {
         .map(|path| fs::read(path).unwrap())
         .collect();
     let cubins = |module: &'static Module| module.cubins.iter().map(|cubin| cubin.lzma.to_vec());
-    let of = |module: &'static Module| {
-        std::iter::once(module.lzma.to_vec()).chain(cubins(module))
-    };
+    let of = |module: &'static Module| std::iter::once(module.lzma.to_vec()).chain(cubins(module));
     assert_eq!(found, MODULES.iter().flat_map(of).collect());
 }
 

@@ -84,7 +84,8 @@ fn bits(path: &Path, options: &EngineOptions) -> Vec<u32> {
     bits
 }
 
-/// Of 8 bits, prompts are grouped by expert; factors stay, as the device has the CPU's bits anyway.
+/// With matrices of 8 bits prompts are grouped by expert. Factors stay: the device has the CPU's
+/// bits anyway.
 #[test]
 fn devices_multiply_by_factors_too() {
     let dir = tempfile::tempdir().unwrap();

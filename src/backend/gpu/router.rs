@@ -42,7 +42,7 @@ pub struct DeviceRoute<'a> {
     pub weights: DeviceSlice<'a>,
 }
 
-/// What a router has for each expert: f32 [n_experts].
+/// A router's factors and biases of each expert: f32 [n_experts].
 #[derive(Clone, Copy, Default)]
 pub struct RouteVectors<'a> {
     /// Added to the probabilities to choose by.

@@ -45,7 +45,7 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
     }
 }
 
-/// What a layer's experts have beside their matrices.
+/// Biases and factors of a layer's experts, beside their matrices.
 #[derive(Clone, Copy)]
 pub struct Form<'a> {
     all: DeviceForm<'a>,
@@ -81,8 +81,8 @@ impl<'a> Form<'a> {
     }
 }
 
-/// What is done to products of a granule's rows: f32 [experts, rows] is added, behind a
-/// multiplication by f32 [experts].
+/// Changes products of a granule's rows: f32 [experts, rows] is added, behind a multiplication
+/// by f32 [experts].
 #[derive(Clone, Copy, Default)]
 struct RowForm<'a> {
     bias: Option<DeviceSlice<'a>>,

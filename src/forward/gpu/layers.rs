@@ -193,7 +193,7 @@ pub struct GpuScales {
     pub up: GpuVector,
 }
 
-/// What a layer's experts have beside their matrices.
+/// Biases and factors of a layer's experts, beside their matrices.
 #[derive(Default)]
 pub struct GpuForm {
     pub biases: Option<GpuBiases>,
@@ -222,7 +222,7 @@ pub struct GpuFfn {
     pub router: Option<GpuRouter>,
     /// The only expert of a dense layer.
     pub dense: Option<GpuOnly>,
-    /// Of the routed experts.
+    /// Biases and factors of the routed experts.
     pub form: GpuForm,
     pub latent: Option<GpuLatentExperts>,
     pub shared: Option<GpuShared>,
@@ -571,7 +571,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// What a layer's routed experts have beside their matrices, if it has some.
+    /// Biases and factors of a layer's routed experts, if it has some.
     pub fn routed_form(&mut self, l: usize) -> Option<GpuForm> {
         let experts = self.model.weights.routed[l]?;
         self.model.weights.layers[l].ffn.as_ref().map(|w| self.form(w.form(), &experts))

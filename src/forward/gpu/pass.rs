@@ -367,7 +367,7 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// What a layer's routed experts have on the first device beside their matrices.
+    /// Biases and factors of a layer's routed experts on the first device.
     pub fn expert_form(&self, l: usize) -> Form<'a> {
         Form::new(&self.dev.weights, &self.ffn(l).form)
     }

@@ -116,9 +116,9 @@ impl State {
         }
     }
 
-    /// What a prompt has brought through transit takes the room of the least valuable expert of its
-    /// layer in the working set, if that is worth less by the eviction's priority. They exchange
-    /// roles, so no byte moves; the other stays in transit until its room is wanted.
+    /// An expert that a prompt has brought through transit takes the room of the least valuable one
+    /// of its layer in the working set, if that is worth less by the eviction's priority. They
+    /// exchange roles, so no byte moves; the other stays in transit until its room is wanted.
     pub(super) fn exchange(&mut self, e: u32) {
         let entry = self.table.get(e);
         let Entry { id, class, n_granules: n, .. } = *entry;
