@@ -68,7 +68,7 @@ struct Rows {
                                           : 4 * CacheNibbles(type).bytes();
     }
     __device__ __forceinline__ u32 parts() const { return (dim + part - 1) / part; }
-    // Where in its place the part of a row begins.
+    // The element of its place at which the part of a row begins.
     __device__ __forceinline__ u32 shift(u32 position, u32 at) const {
         return (address_bits(data) + position * row + at * part_bytes) % 16;
     }

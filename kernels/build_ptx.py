@@ -153,7 +153,7 @@ def compress(content):
 
 
 def content(file):
-    """What a file holds; nothing if it is not there or broken."""
+    """The content of a file; nothing if it is not there or broken."""
     try:
         return lzma.decompress(file.read_bytes(), format=lzma.FORMAT_ALONE)
     except (OSError, lzma.LZMAError):
@@ -165,7 +165,7 @@ def sha256(content):
 
 
 class Module:
-    """What is made of a source for a target: its lines of the table, and the files' contents."""
+    """Makes PTX and cubins of a source for a target: lines of the table, and files' contents."""
 
     def __init__(self, source, target, ptx, cubins):
         variant = "" if target == TARGET else f".sm_{target}"
@@ -208,7 +208,7 @@ def table(modules):
 
 
 def kept(old):
-    """Of the old table, the lines of each (source, target) whose sources and files are still those
+    """The old table's lines of each (source, target) whose sources and files are still those
     that it was written for, and the files. Half a merge may have left it."""
     modules = {}
     if head() not in old:
@@ -273,7 +273,7 @@ def cubins_of(source, target):
 
 
 def build(job):
-    """What is made of a source for a target, its kernels' rows, and what is wrong with them."""
+    """Makes a source for a target: the results, its kernels' rows, and what is wrong with them."""
     source, target = job
     ptx = tidy(Nvrtc().compile(source, target), source)
     threads, ptxas = threads_of(ptx), wheel("cuda_nvcc/bin/ptxas")

@@ -23,7 +23,7 @@ __device__ __forceinline__ void copy_async(Shared<u8> to, Global<const u8> from,
                  : "r"(address), "l"(__cvta_generic_to_global(from)), "r"(bytes)
                  : "memory");
 #else
-    // Memory is allocated in multiples of 16 bytes, and nobody reads the rest.
+    // Memory is allocated in multiples of 16 bytes, and the rest is never read.
     *as<uint4>(to) = *as<const uint4>(from);
 #endif
 }

@@ -56,7 +56,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "5a3d53b19c4aa96ea3067e305e95f111348545cf456fd50998c3f2848ac463ae",
+        digest: "02089dd247e06d0a7943c1d343c211c728afa33d1cf4e731adebed8cf6a928dd",
         ptx: "f7152aa4687f5e1a315c99addbfbc3ec131d40eed784dad2a7c42a18421e102a",
         kernels: &[
             "attention_split_1",
@@ -78,7 +78,7 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "5a3d53b19c4aa96ea3067e305e95f111348545cf456fd50998c3f2848ac463ae",
+        digest: "02089dd247e06d0a7943c1d343c211c728afa33d1cf4e731adebed8cf6a928dd",
         ptx: "c2e95bb9dc2450543eed56e555606903bc8fdae0e4279e8ed17170af41b7e9fe",
         kernels: &[
             "attention_split_1",

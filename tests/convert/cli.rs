@@ -41,5 +41,5 @@ fn convert_quantize_and_their_complaints() {
         let (code, said) = moeba(wrong);
         assert_eq!(code, 2, "{wrong:?}: {said}");
     }
-    assert!(!Path::new(&path("c.gguf")).exists());
+    assert!(!std::path::Path::new(&path("c.gguf")).exists());
 }

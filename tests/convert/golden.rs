@@ -2,7 +2,7 @@
 //! makes of them, but for the differences that tests/fixtures/convert/README.md explains.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use common::golden;
 use moeba::convert::{ConvertOptions, Layout, Mix, QuantizeOptions, convert, quantize};

@@ -113,7 +113,7 @@ fn memory_does_not_grow_with_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = folder.path().join("checkpoint");
     fs::create_dir(&checkpoint).unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
+    let golden = common::golden("llama");
     for file in ["tokenizer.model", "tokenizer_config.json"] {
         fs::copy(golden.join(file), checkpoint.join(file)).unwrap();
     }

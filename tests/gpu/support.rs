@@ -83,7 +83,7 @@ impl Bench {
     }
 }
 
-/// The options for `plan`'s layers on devices, for texts of `n_ctx` tokens that are computed at once.
+/// The options for `plan`'s layers on devices, for texts of `n_ctx` tokens computed at once.
 pub fn gpu_options(plan: &DevicePlan, n_ctx: usize) -> GpuOptions {
     GpuOptions {
         layers: plan.gpu_layers.clone(),

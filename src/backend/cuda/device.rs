@@ -21,7 +21,7 @@ const PORTABLE: u32 = 1;
 const MAPPED: u32 = 2;
 const WRITE_COMBINED: u32 = 4;
 
-/// Of events: without times; with threads that sleep while they wait.
+/// Flags of events: without times; with threads that sleep while they wait.
 const UNTIMED: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 const BLOCKING: u32 = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
 
