@@ -248,6 +248,11 @@ pub trait Eviction: Send {
         None
     }
 
+    /// Whether its priorities are up to date when a prompt's experts of a layer are computed.
+    fn hears_of_prompts(&self) -> bool {
+        false
+    }
+
     /// Stores what later runs can use in the profile.
     fn save(&self, _profile: &mut Profile) {}
 }

@@ -116,6 +116,10 @@ impl Eviction for ScanResistant {
         self.is_predicted[expert.layer as usize].then(|| self.priority(expert))
     }
 
+    fn hears_of_prompts(&self) -> bool {
+        true
+    }
+
     /// From 0, for an expert that was never used and is not predicted, to 1.
     fn priority(&self, expert: Expert) -> f64 {
         let (cell, n_layers) = (self.grid.cell(expert), self.grid.moe().len());

@@ -118,12 +118,17 @@ impl State {
 
     /// An expert that a prompt has brought through transit takes the room of the least valuable one
     /// of its layer in the working set, if that is worth less by the eviction's priority. They
-    /// exchange roles, so no byte moves; the other stays in transit until its room is wanted.
+    /// exchange roles, so no byte moves; the other stays in transit until its room is wanted. An
+    /// eviction that does not hear of prompts exchanges nothing.
     pub(super) fn exchange(&mut self, e: u32) {
         let entry = self.table.get(e);
         let Entry { id, class, n_granules: n, .. } = *entry;
         let is_kept = self.share(id, class).keep >= n && !self.upper.has(id);
-        if !is_kept || !entry.is_whole() || entry.in_transit() < n {
+        if !self.eviction.hears_of_prompts()
+            || !is_kept
+            || !entry.is_whole()
+            || entry.in_transit() < n
+        {
             return;
         }
         let priority = |e: u32| self.eviction.priority(self.table.get(e).id);
