@@ -138,10 +138,8 @@ impl State {
         });
         let least = others.min_by(|a, b| priority(*a).total_cmp(&priority(*b)));
         let Some(least) = least.filter(|least| priority(*least) < priority(e)) else { return };
-        self.classes[class].begin_move(Role::Transit, n);
-        self.classes[class].change_role(Role::Working, Role::Transit, n);
+        // The class has as many granules in each role as before.
         self.table.remove_working(least, n);
-        self.classes[class].end_move(Role::Working, n);
         self.table.add_working(e, n);
     }
 }
