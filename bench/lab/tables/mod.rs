@@ -17,7 +17,7 @@ pub mod side_by_side;
 
 pub use altered::Alteration;
 pub use change::Change;
-pub use claim::{Claim, Compared, Finding, Runs, check};
+pub use claim::{Checked, Claim, Compared, Finding, Runs, check};
 pub use inputs::{Inputs, Source};
 pub use markdown::{csv, markdown};
 pub use moeba::trace::N_UBATCH;

@@ -4,7 +4,9 @@
 use super::workload::{self, Pace, TWICE, Workload, cases, predictor};
 use super::{Inputs, N_REQUESTS, Table, with_claims};
 use crate::future::{Oracle, future};
-use crate::tables::{Cell, Change, Claim, Compared, Finding, Paper, Row, Runs, check, columns};
+use crate::tables::{
+    Cell, Change, Checked, Claim, Compared, Finding, Paper, Row, Runs, check, columns,
+};
 use moeba::Result;
 use moeba::policy::{EamcPredictor, InfinityOptions, Shape};
 use moeba::trace::{Ordered, Report};
@@ -312,13 +314,7 @@ fn claims_4(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
             request_level,
         ))
     });
-    let several = several
-        .unless(LITTLE, &[MUCH_ROOM])?
-        .unless(GUESSED, &[EXACT])?
-        .unless(GUESSED_IN_LITTLE, &[EXACT, MUCH_ROOM])?
-        .unless(TIME, &[slow])?
-        .unless(BOTH, &[MUCH_ROOM, slow])?
-        .unless(ALL, &[MUCH_ROOM, slow, TWICE])?;
+    let several = unless_far_layers_lose(several, slow)?;
     let near =
         check("Layer proximity lessens both again", table, runs, both(proximity, multi_layer))
             .unless(LITTLE, &[MUCH_ROOM])?
@@ -327,14 +323,23 @@ fn claims_4(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
             .unless(BOTH, &[MUCH_ROOM, slow])?
             .unless(ALL, &[MUCH_ROOM, slow, TWICE])?;
     let text = "All together wait less than request-level tracing of the next layer alone";
-    let all = check(text, table, runs, |table| less(table, BLOCKING, proximity, request_level))
+    let all = check(text, table, runs, |table| less(table, BLOCKING, proximity, request_level));
+    let all = unless_far_layers_lose(all, slow)?;
+    Ok(vec![request.done(), several.done(), near.done(), all.done()])
+}
+
+/// The suspected causes of what prefetching several layers loses.
+fn unless_far_layers_lose<J: Fn(&Table) -> Finding>(
+    checked: Checked<'_, J>,
+    slow: Change,
+) -> Result<Checked<'_, J>> {
+    checked
         .unless(LITTLE, &[MUCH_ROOM])?
         .unless(GUESSED, &[EXACT])?
         .unless(GUESSED_IN_LITTLE, &[EXACT, MUCH_ROOM])?
         .unless(TIME, &[slow])?
         .unless(BOTH, &[MUCH_ROOM, slow])?
-        .unless(ALL, &[MUCH_ROOM, slow, TWICE])?;
-    Ok(vec![request.done(), several.done(), near.done(), all.done()])
+        .unless(ALL, &[MUCH_ROOM, slow, TWICE])
 }
 
 const GUESSED: &str = "what far layers use is guessed by past requests";
