@@ -46,9 +46,12 @@ fn answer(engine: &Arc<Engine>) -> Vec<f32> {
 
 /// Logits after the same tokens, of which the first `n_prompt` are the prompt.
 fn answer_after(engine: &Arc<Engine>, n_prompt: usize) -> Vec<f32> {
-    let mut session = engine.new_session().unwrap();
-    let (all, mut out) = (tokens(), Vec::new());
-    let (prompt, decoded) = all.split_at(n_prompt);
+    answer_to(engine, &tokens(), n_prompt)
+}
+
+fn answer_to(engine: &Arc<Engine>, tokens: &[u32], n_prompt: usize) -> Vec<f32> {
+    let (mut session, mut out) = (engine.new_session().unwrap(), Vec::new());
+    let (prompt, decoded) = tokens.split_at(n_prompt);
     if n_prompt > 0 {
         session.eval_all(prompt, &mut |_, l| out.extend_from_slice(l)).unwrap();
     }
@@ -182,6 +185,23 @@ fn all_layers_have_kernels() {
         let path = convert_golden(name, "q8_0", dir.path());
         let plan = load(&path, &on_device(0, "")).plan().device.clone().unwrap().plan;
         assert_eq!((plan.n_cpu_only, plan.gpu_layers.start), (0, 0), "{name}");
+    }
+}
+
+/// Sinks, norms of keys and layers of sizes of their own, in contexts of which all is seen.
+#[test]
+fn latent_attention_sees_a_short_context() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, ty) in ["hy_v4", "dots3note"].into_iter().flat_map(|n| [(n, "f32"), (n, "q8_0")]) {
+        let path = convert_golden(name, ty, dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let short = |base| load(&path, &EngineOptions { n_ctx: Some(6), ..base });
+        let (cpu, device) = (short(on_cpu()), short(on_device(1, "")));
+        assert_eq!(device.plan().device.as_ref().unwrap().plan.n_cpu_only, 0, "{name}");
+        let answer = |engine| bits(&answer_to(engine, &tokens()[..6], 4));
+        assert!(answer(&cpu) == answer(&device), "{name} {ty}");
     }
 }
 

@@ -10,6 +10,7 @@ use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
+use crate::model::heads::LatentShape;
 use crate::model::hyper::HyperParams;
 use crate::model::recurrent::{Mamba2Shape, MambaShape};
 use crate::model::streams::StreamParams;
@@ -55,14 +56,21 @@ pub enum GpuQuery {
     Compressed { a: GpuLinear, norm: GpuVector, b: GpuLinear },
 }
 
+/// See `LatentWeights`.
 pub struct GpuLatent {
+    pub shape: LatentShape,
+    pub scale: f32,
     pub query: GpuQuery,
     pub kv_a: GpuLinear,
     pub kv_a_norm: GpuVector,
+    pub k_norm: Option<GpuVector>,
     pub k_b: GpuHeads,
     pub v_b: GpuHeads,
     pub gate: Option<GpuLinear>,
     pub rotates: bool,
+    pub slides: bool,
+    pub sinks: Option<GpuVector>,
+    pub window: Option<usize>,
     pub output: GpuLinear,
 }
 
@@ -472,13 +480,19 @@ impl<'a> Packer<'a> {
             },
         };
         GpuLatent {
+            shape: w.shape,
+            scale: w.scale,
             query,
             kv_a: self.linear(&w.kv_a),
             kv_a_norm: self.vector(&w.kv_a_norm),
+            k_norm: self.optional(&w.k_norm),
             k_b: self.heads(&w.k_b),
             v_b: self.heads(&w.v_b),
             gate: w.gate.as_ref().map(|gate| self.linear(gate)),
             rotates: w.rotates,
+            slides: w.slides,
+            sinks: self.optional(&w.sinks),
+            window: w.window,
             output: self.linear(&w.output),
         }
     }

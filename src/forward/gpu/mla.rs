@@ -6,33 +6,34 @@ use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::RowShape;
 use crate::forward::gpu::layers::{GpuLatent, GpuQuery};
 use crate::forward::gpu::pass::GpuPass;
+use crate::model::heads::LatentShape;
 
 impl GpuPass<'_> {
     /// h → y
     pub fn latent_attention(&self, l: usize, w: &GpuLatent) -> Result<()> {
-        let (hyper, m, ops, stream) =
-            (self.hyper(), &self.layout().mixer, &self.dev.ops, self.stream());
-        let (rank, n_rot, n) = (hyper.kv_rank, hyper.rope.n_rot, self.n());
-        let (heads, nope, row) = (n * hyper.n_head, hyper.head_dim - n_rot, rank + n_rot);
+        let (m, ops, stream) = (&self.layout().mixer, &self.dev.ops, self.stream());
+        let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = w.shape;
+        let (n, eps) = (self.n(), self.hyper().norm_eps);
+        let (heads, nope, row) = (n * n_head, head_dim - n_rot, rank + n_rot);
         self.latent_products(w)?;
-        let q = self.words(&m.q, heads * hyper.head_dim);
+        let q = self.words(&m.q, heads * head_dim);
         let kv = self.words(&m.kv, n * row);
+        if let Some(norm) = &w.k_norm {
+            let (keys, norm) = (Columns::new(kv, row, rank), self.dev.weights.vector(norm));
+            ops.norm.rms_norm_columns(stream, keys, norm, eps, None)?;
+        }
         if w.rotates {
-            let table = self.rope_table(false);
-            self.rope(q, self.model.rope_shape(hyper.head_dim, nope), table)?;
+            let table = self.rope_table(w.slides);
+            self.rope(q, self.model.rope_shape(head_dim, nope), table)?;
             self.rope(kv, self.model.rope_shape(row, rank), table)?;
         }
         self.temper(q)?;
         // the row that the cache keeps: its compressed part is normalised
-        let compressed = self.words(&m.compressed, n * rank);
-        let normed = Columns::new(compressed, rank, 0);
-        ops.rows.copy_columns(stream, Columns::new(kv, row, 0), normed, rank, n)?;
-        let norm = self.dev.weights.vector(&w.kv_a_norm);
-        ops.norm.rms_norm_heads(stream, compressed, norm, hyper.norm_eps)?;
-        ops.rows.copy_columns(stream, normed, Columns::new(kv, row, 0), rank, n)?;
+        let (compressed, norm) = (Columns::new(kv, row, 0), self.dev.weights.vector(&w.kv_a_norm));
+        ops.norm.rms_norm_columns(stream, compressed, norm, eps, None)?;
         // queries into the compressed space
         let x = self.words(&m.nope, heads * nope);
-        let of_q = |first: usize| Columns::new(q, hyper.head_dim, first);
+        let of_q = |first: usize| Columns::new(q, head_dim, first);
         ops.rows.copy_columns(stream, of_q(0), Columns::new(x, nope, 0), nope, heads)?;
         let absorbed = self.words(&m.absorbed, heads * rank);
         self.head_products(&w.k_b, RowShape { n: heads, cols: nope }, x, absorbed)?;
@@ -44,10 +45,17 @@ impl GpuPass<'_> {
         for segment in self.segments() {
             let (rows, _) = segment.cache.of_slot(l);
             self.store(&segment, kv, rows)?;
-            let view = DeviceAttention { n_head_kv: 1, ..self.view(&segment) };
+            let view = DeviceAttention {
+                n_head,
+                n_head_kv: 1,
+                window: w.window,
+                scale: w.scale,
+                sinks: w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks)),
+                ..self.view(&segment)
+            };
             self.attend(&segment, &view, k, [rows, rows.narrow(rank)], absorbed)?;
         }
-        let attended = self.words(&m.attended, heads * hyper.head_dim_v);
+        let attended = self.words(&m.attended, heads * head_dim_v);
         self.head_products(&w.v_b, RowShape { n: heads, cols: rank }, absorbed, attended)?;
         if let Some(linear) = &w.gate {
             let gate = self.words(&m.gate, n * linear.weight.rows);
@@ -60,9 +68,10 @@ impl GpuPass<'_> {
     /// h → q [tokens, n_head, head_dim], kv [tokens, kv_rank + n_rot], and the values' gate if
     /// there is one
     fn latent_products(&self, w: &GpuLatent) -> Result<()> {
-        let (hyper, m) = (self.hyper(), &self.layout().mixer);
-        let q = self.words(&m.q, self.n() * hyper.n_head * hyper.head_dim);
-        let kv = self.words(&m.kv, self.n() * (hyper.kv_rank + hyper.rope.n_rot));
+        let m = &self.layout().mixer;
+        let LatentShape { n_head, head_dim, rank, n_rot, .. } = w.shape;
+        let q = self.words(&m.q, self.n() * n_head * head_dim);
+        let kv = self.words(&m.kv, self.n() * (rank + n_rot));
         let first = match &w.query {
             GpuQuery::Direct(q) => q,
             GpuQuery::Compressed { a, .. } => a,
@@ -78,8 +87,8 @@ impl GpuPass<'_> {
         };
         let compressed = self.words(&m.compressed, self.n() * a.weight.rows);
         self.linear(a, &acts, compressed)?;
-        let norm = self.dev.weights.vector(norm);
-        self.dev.ops.norm.rms_norm_heads(self.stream(), compressed, norm, hyper.norm_eps)?;
+        let (norm, eps) = (self.dev.weights.vector(norm), self.hyper().norm_eps);
+        self.dev.ops.norm.rms_norm_heads(self.stream(), compressed, norm, eps)?;
         let acts = self.mixer_acts(
             [b.weight.ty],
             RowShape { n: self.n(), cols: b.weight.cols },

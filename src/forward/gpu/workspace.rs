@@ -11,8 +11,9 @@ use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::acts_bytes;
 use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
+use crate::model::heads::LatentShape;
 use crate::model::hyper::HyperParams;
-use crate::model::weights::{Mixer, Query, Streams, Weights};
+use crate::model::weights::{LatentWeights, Mixer, Query, Streams, Weights};
 use std::ops::Range;
 
 pub type ByteRange = Range<usize>;
@@ -438,6 +439,46 @@ impl RecurrentWidths {
     }
 }
 
+/// The largest numbers of elements that a token has in layers with latent attention.
+#[derive(Clone, Copy, Debug, Default)]
+struct LatentWidths {
+    /// The compressed row that queries are made of.
+    ranks: usize,
+    /// Rows of the cache.
+    row: usize,
+    /// By head, all heads together: queries in the compressed space, their first parts, and values
+    /// in the compressed space.
+    absorbed: usize,
+    nope: usize,
+    mixed: usize,
+    /// Elements of the longest head's values in the compressed space.
+    rank: usize,
+    /// Bytes of the heads' inputs of products, for `n` tokens.
+    acts: usize,
+}
+
+impl LatentWidths {
+    fn raise_to(&mut self, w: &LatentWeights, n: usize) {
+        let LatentShape { n_head, head_dim, rank, n_rot, .. } = w.shape;
+        let q_rank = match &w.query {
+            Query::Direct(_) => 0,
+            Query::Compressed { norm, .. } => norm.len(),
+        };
+        let acts = [
+            acts_bytes(n, q_rank),
+            acts_bytes(n * n_head, head_dim - n_rot),
+            acts_bytes(n * n_head, rank),
+        ];
+        self.ranks = self.ranks.max(q_rank);
+        self.row = self.row.max(rank + n_rot);
+        self.absorbed = self.absorbed.max(n_head * (rank + n_rot));
+        self.nope = self.nope.max(n_head * (head_dim - n_rot));
+        self.mixed = self.mixed.max(n_head * rank);
+        self.rank = self.rank.max(rank);
+        self.acts = acts.into_iter().fold(self.acts, usize::max);
+    }
+}
+
 impl MixerLayout {
     fn new(
         h: &HyperParams,
@@ -446,9 +487,7 @@ impl MixerLayout {
         n_ctx: usize,
         bump: &mut BumpLayout,
     ) -> MixerLayout {
-        let (heads, rank, n_rot) = (n * h.n_head, h.kv_rank, h.rope.n_rot);
-        let nope = h.head_dim - n_rot.min(h.head_dim);
-        let (mut raw, mut q_rank) = (0, 0);
+        let (mut raw, mut latent) = (0, LatentWidths::default());
         // Elements of a token's queries and of its values.
         let mut keys = [h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v];
         let mut widths = [h.n_head * h.head_dim, h.n_head * h.head_dim_v];
@@ -465,38 +504,35 @@ impl MixerLayout {
                     ];
                 }
                 Mixer::Latent(w) => {
-                    if let Query::Compressed { norm, .. } = &w.query {
-                        q_rank = q_rank.max(norm.len());
-                    }
+                    let LatentShape { n_head, head_dim, head_dim_v, .. } = w.shape;
+                    let own = [n_head * head_dim, n_head * head_dim_v];
+                    widths = [widths[0].max(own[0]), widths[1].max(own[1])];
+                    latent.raise_to(w, n);
                 }
                 mixer => recurrent.raise_to(mixer),
             }
         }
-        let latent = |size: usize| if rank > 0 { size } else { 0 };
         let attended = n * widths[1].max(recurrent.values).max(h.layer_input);
-        let k = (n * keys[0]).max(latent(heads * (rank + n_rot)));
         let acts = [
             acts_bytes(n, widths[1]),
             acts_bytes(n, h.layer_input),
             acts_bytes(n, recurrent.values),
             acts_bytes(n, recurrent.rank),
-            acts_bytes(n, q_rank),
-            latent(acts_bytes(heads, nope)),
-            latent(acts_bytes(heads, rank)),
+            latent.acts,
         ];
-        let v_dim = if rank > 0 { rank } else { h.head_dim_v };
+        let v_dim = if latent.rank > 0 { latent.rank } else { h.head_dim_v };
         let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
         MixerLayout {
             q: bump.words(n * widths[0]),
             raw: bump.words(raw),
-            k: bump.words(k),
+            k: bump.words(n * keys[0].max(latent.absorbed)),
             v: bump.words(n * keys[1]),
             attended: bump.words(attended),
             gate: bump.words(attended),
-            compressed: bump.words(n * q_rank.max(rank)),
-            nope: bump.words(latent(heads * nope)),
-            absorbed: bump.words(latent(heads * rank)),
-            kv: bump.words(latent(n * (rank + n_rot))),
+            compressed: bump.words(n * latent.ranks),
+            nope: bump.words(n * latent.nope),
+            absorbed: bump.words(n * latent.mixed),
+            kv: bump.words(n * latent.row),
             acts: bump.bytes(acts.into_iter().max().unwrap_or(0)),
             work: bump.bytes(work),
             qkv: bump.words(n * recurrent.projected),

@@ -84,9 +84,7 @@ pub struct LatentWeights {
 impl LatentWeights {
     /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
     pub fn has_kernels(&self, chooses: bool) -> bool {
-        let has_more = [self.sinks.is_some(), self.k_norm.is_some()];
-        let is_plain = !has_more.contains(&true) && !self.slides;
-        is_plain && (!chooses || matches!(self.sees, Sees::All))
+        !chooses || matches!(self.sees, Sees::All)
     }
 }
 
