@@ -3,14 +3,13 @@
 //
 //   rms_norm    out[r, i] = x[r, i] · 1/√(mean(x[r]²) + eps) · weight[i]      to the bit; rows may
 //               be groups of a vector, each with weights of its own
-//   layer_norm  out[r, i] = (x[r, i] − mean) / √(variance + eps) · weight[i] + bias[i]
+//   layer_norm  out[r, i] = (x[r, i] − mean) / √(variance + eps) · weight[i] + bias[i]   to the bit
 //   add_scaled  acc[i] = fma(scale, x[i], acc[i])                             to the bit
 //   add_normed  x[i] = fma(scale, h[i], 0) + y[i]                             to the bit
 //
 // A row's squares are summed in the eight lanes of "One arithmetic", so eight threads of a row do
 // all the adding, one fused multiply-add after the other: dim/8 of them at four cycles, 0.7 µs at
-// 2048 elements, while the others load. Layer norm's sums are f64 in another order than the
-// twin's; after rounding to f32 a result may differ in its last bit.
+// 2048 elements, while the others load. Layer norm's sums are f64 in 256 lanes, one a thread.
 //
 // A block has blockDim.y rows of blockDim.x threads, whole warps. Memory traffic: x once (its
 // second reading comes from L1 or L2), out once.
@@ -97,7 +96,7 @@ KERNEL(rms_norm_in_place, THREADS, RmsNormParams) {
     rms(x, p, x, p.stride);
 }
 
-// The sum over a block of one row, in every thread.
+// The sum over a block of one row, in every thread: a tree over each warp, then warps in order.
 __device__ __forceinline__ double block_sum(double value, Shared<double> partial) {
     value = warp_sum(value);
     __syncthreads();

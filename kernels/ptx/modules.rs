@@ -739,7 +739,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "b63289a0333b3f2cd13fbd1b881b5e29030add6b46c14c59e8c5056ef9661801",
+        digest: "e9dcb646eaa0ffddba874258c51df174b36fa3294d9f3c23bed652e7ff135ed5",
         ptx: "3d2386b8e22c22da1c030b15b2180379bc22d3d60b361a7cf2ceefaf30c0696b",
         kernels: &[
             "rms_norm",

@@ -2,6 +2,28 @@
 
 use super::{Cpu, SharedOut};
 
+/// Lanes of a sum in f64, and those that one tree adds up: a block's threads and a warp's of
+/// `kernels/norm.cu`.
+const LANES: usize = 256;
+const TREE: usize = 32;
+
+/// Σ of(x) in f64. Lane i adds up the elements i, i + 256, …; each 32 lanes are added up by a tree,
+/// lanes sixteen apart first, then eight and so on, and the trees' sums in order.
+fn sum(x: &[f32], of: impl Fn(f64) -> f64) -> f64 {
+    let mut lanes = [0.0; LANES];
+    for x in x.chunks(LANES) {
+        lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += of(f64::from(*x)));
+    }
+    let tree = |lanes: &mut [f64]| {
+        for step in [16, 8, 4, 2, 1] {
+            let (low, high) = lanes.split_at_mut(step);
+            low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
+        }
+        lanes[0]
+    };
+    lanes.chunks_exact_mut(TREE).fold(0.0, |sum, lanes| sum + tree(lanes))
+}
+
 impl Cpu {
     /// RMSNorm of each row of `x` [n, weight.len()] into `out`.
     pub fn rms_norm_rows(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
@@ -19,7 +41,7 @@ impl Cpu {
     }
 
     /// LayerNorm of each row of `x` [n, weight.len()] into `out`: (x − mean) / √(variance + ε) ·
-    /// weight + bias, mean and variance summed in f64 in the order of the elements.
+    /// weight + bias, mean and variance by [`sum`].
     pub fn layer_norm_rows(
         &self,
         x: &[f32],
@@ -34,9 +56,8 @@ impl Cpu {
         self.chunks(rows, self.token_chunk(rows, dim), &|_, range| {
             for r in range {
                 let x = &x[r * dim..][..dim];
-                let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / dim as f64;
-                let square = |v: &f32| (f64::from(*v) - mean).powi(2);
-                let variance = x.iter().map(square).sum::<f64>() / dim as f64;
+                let mean = sum(x, |v| v) / dim as f64;
+                let variance = sum(x, |v| (v - mean) * (v - mean)) / dim as f64;
                 let scale = 1.0 / (variance + f64::from(eps)).sqrt();
                 // SAFETY: each row is in one chunk.
                 let out = unsafe { shared.slice(r * dim, dim) };

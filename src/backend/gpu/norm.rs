@@ -191,8 +191,7 @@ impl Norm {
         unsafe { stream.launch(kernel, grid, &params) }
     }
 
-    /// LayerNorm of each row of `x` f32 [n, dim] into `out`; sums of f64 in another order than the
-    /// twin's, so the last bit may differ.
+    /// LayerNorm of each row of `x` f32 [n, dim] into `out`.
     pub fn layer_norm_rows(
         &self,
         stream: &Stream,

@@ -7,8 +7,6 @@ use crate::Result;
 use crate::backend::gpu::norm::Norm;
 use crate::backend::gpu::rows::Columns;
 
-/// The bound of layer norm, which adds in another order than the twin.
-const LAYER_NORM_BOUND: f64 = 1e-6;
 const EPS: f32 = 1e-6;
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
@@ -46,8 +44,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             let out = bench.empty(x.len())?;
             let (weight, bias) = (weight.all(), bias.all());
             norm.layer_norm_rows(&bench.stream, x.all(), weight, bias, EPS, out.all())?;
-            let got = bench.down_f32(&out)?;
-            row.near(format!("{rows}×{dim}"), &got, &expected, LAYER_NORM_BOUND);
+            row.bits(format!("{rows}×{dim}"), &bench.down_f32(&out)?, &expected);
         }
         Ok(())
     });

@@ -109,14 +109,14 @@ mod tests {
         };
         let rows = vec![
             row("matvec", "Q4_K", Outcome::Equal),
-            row("layer_norm", "f32", Outcome::Within { error: 1.5e-7, bound: 1e-6 }),
+            row("attention_prompt", "F16", Outcome::Within { error: 1.5e-7, bound: 1e-6 }),
             row("embed", "Q8_0", Outcome::Differs("3×5: 1 of 15, first 2 for 1 at 4".into())),
             row("rope", "", Outcome::Failed("the GPU is lost".into())),
         ];
         let expected = "\
 kernel               format      shapes  result
 matvec               Q4_K             2  equal bits, up to 3×5
-layer_norm           f32              2  off by 1.5e-7 of 1.0e-6, up to 3×5
+attention_prompt     F16              2  off by 1.5e-7 of 1.0e-6, up to 3×5
 embed                Q8_0             2  DIFFERS at 3×5: 1 of 15, first 2 for 1 at 4
 rope                                  2  FAILED: the GPU is lost
 2 of 4 match the CPU";
