@@ -42,7 +42,7 @@ struct AttentionParams {
     u32 all;
     u32 window;
     float scale;
-    // [n_head, 2·reach + 1] or null
+    // Null, or as in `bias_of`.
     Address<const float> bias;
     u32 reach;
     // For attention_prompt.
@@ -79,9 +79,16 @@ __device__ __forceinline__ Range seen_by(u32 position, u32 all, u32 window, u32 
 // The number that is subtracted from scores whose maximum is `max`: −∞ − −∞ would be NaN.
 __device__ __forceinline__ float shift(float max) { return max == -INFINITY ? 0.0f : max; }
 
-// A score's bias by the distance of the key from the query; `values` is [n_head, 2·reach + 1].
+// The reach of slopes.
+static constexpr u32 ANY = 0xffffffffu;
+
+// A score's bias by the distance of the key from the query. `values` is [n_head, 2·reach + 1], or,
+// with a reach of ANY, a factor on the distance for each head.
 __device__ __forceinline__ float bias_of(Global<const float> values, u32 reach, u32 head, u32 key,
                                          u32 query) {
+    if (reach == ANY) {
+        return __ldg(values + head) * static_cast<float>(max(key, query) - min(key, query));
+    }
     i32 far = static_cast<i32>(reach), distance = static_cast<i32>(key) - static_cast<i32>(query);
     distance = max(-far, min(distance, far));
     return __ldg(values + (static_cast<u64>(head) * (2 * reach + 1) + (distance + far)));

@@ -56,8 +56,8 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "02089dd247e06d0a7943c1d343c211c728afa33d1cf4e731adebed8cf6a928dd",
-        ptx: "f7152aa4687f5e1a315c99addbfbc3ec131d40eed784dad2a7c42a18421e102a",
+        digest: "597d1a656cec8d6d1704fd1d0d1c7fd2baea13caf188ac3e853c923a1a6d8478",
+        ptx: "6a89e604e317958fbace2595d2da46e8b85db52f2940b822fbe9b97927f4c4c9",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -70,7 +70,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "d1b02c74545e3205791c8cef5cc2d4dd019cc196427d0d7e1b306d651d588f79",
+                sha256: "49495a3dab4c7e8ebee431365b3723b4e0afc68dc49d139309d712737b396717",
                 lzma: include_bytes!("attention.sm_75.cubin.lzma"),
             },
         ],
@@ -78,8 +78,8 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "02089dd247e06d0a7943c1d343c211c728afa33d1cf4e731adebed8cf6a928dd",
-        ptx: "c2e95bb9dc2450543eed56e555606903bc8fdae0e4279e8ed17170af41b7e9fe",
+        digest: "597d1a656cec8d6d1704fd1d0d1c7fd2baea13caf188ac3e853c923a1a6d8478",
+        ptx: "4d64d5dc351d28ccbf9e6950a9eb62a144e141c07ebecc92cdd0754a2daa8b5e",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -92,27 +92,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "ab1e21e2badf4bee66f58598cfc5528fc2ac76a0483ecae5783ba8abee486daa",
+                sha256: "b843ef98e754c4a883594b391265b6abb1b9bfcdd1313d1a76dc1a1e55d93ec4",
                 lzma: include_bytes!("attention.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "017987a238813ba64fb9040be4136518bf6afd2a119eb67280721ad6332b98f7",
+                sha256: "95e61ace07c9f0aae4a3004bc424fe2dfcedf1dea0777456ed44d85bb2ebfd9d",
                 lzma: include_bytes!("attention.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "06c2137e6c929d66c147c8487206fa9c004975e60f8ce32b43ad074e48390b81",
+                sha256: "61f2ae62983282ed4985b770efcec97cf62d0c36290d4373387706d612069a40",
                 lzma: include_bytes!("attention.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "5a83634216286aca659abfb403e005c66e7adb732ec9287db6c73bfc6fc15ad2",
+                sha256: "675cb216c809c03602aa819fe5c68ee87f9cedfa63e563127768cdde5471323f",
                 lzma: include_bytes!("attention.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "2a531e07cdb6d91a40275119e34bef7bda5806a32f11828ea790ce26cb4e84f3",
+                sha256: "37df4364c7772e419adb86b6bdd82982e1bd74f9d614daaf62d5fdf1885a8f71",
                 lzma: include_bytes!("attention.sm_120.cubin.lzma"),
             },
         ],
@@ -120,8 +120,8 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "3493a82e5d682813479b5b50db1c4bb7f32b4b0d88281cf5c90063bde717246c",
-        ptx: "8ebb72221832f87ffa83cd5ccabd142c396f9e01c4ca87db8dba56dd17f831da",
+        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
+        ptx: "7c77c146ea46385e836ff6876c61cef100b04f057914e0e5cc95f28721d88d19",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -131,7 +131,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "dec53d3df69538f3a695c8a0287f0a9482aa9ffc92145d0f4126558e269a0882",
+                sha256: "80b3fde60695991c75acb866bfdbcdbadac068249de58c8ee95e47d69a1b4d92",
                 lzma: include_bytes!("attention_prompt.sm_75.cubin.lzma"),
             },
         ],
@@ -139,8 +139,8 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "3493a82e5d682813479b5b50db1c4bb7f32b4b0d88281cf5c90063bde717246c",
-        ptx: "ab27a1750ea4cd2a9aff91276316eb7ee127a71b2e8b3b1cec689c07b07f85d9",
+        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
+        ptx: "ac7c00c9543b284793d0c16e4d869b955d5d7cda1a88d4830a801ed4cb64af41",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -150,27 +150,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "da97359747259ce44580ae0c5f697ce2ddddf8acc6bdb7d1790472d8f603c177",
+                sha256: "d9cbd02ba633be1cb1b7148451326b83bb05f9f269e077af964c15e0829e7ee6",
                 lzma: include_bytes!("attention_prompt.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "42fcd6d530ca5565a589c993ae3aa05a39bc2f80e5be8462873783cb475de075",
+                sha256: "f7135b34c188e8c8d6b6ec8ce2e937762895e2cec652922786c8fa7434aa2f7a",
                 lzma: include_bytes!("attention_prompt.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "598c293cd8375da74c0e5d24be410eb9d80769b208d39a625c49729080c2d309",
+                sha256: "d57ac9926e0e93e3b9ae75cd974643663a50114cf43b28f34b02f73add058e89",
                 lzma: include_bytes!("attention_prompt.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "b4258da7259bd2436ef295c82e23ddc2c80cdc6bbf38a5e629b5f1bb900193fd",
+                sha256: "aa37758c741dc8ccc67b8915ad18da354146d9d8a47f13ec303fd993c940d5bf",
                 lzma: include_bytes!("attention_prompt.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "408bb05134244ff1be3cb8c6af43554778735bf5baf4c7820e078d0de23ffd33",
+                sha256: "20226746cf9bcae2adfd34542b529c0f117971e1d741213a8d5f927aecf8a665",
                 lzma: include_bytes!("attention_prompt.sm_120.cubin.lzma"),
             },
         ],

@@ -41,9 +41,10 @@ impl Bound {
     /// Bytes that a layer's weights have beside the file's.
     pub fn unpacked_bytes(&self, layer: usize) -> u64 {
         match &self.weights.layers[layer].mixer {
-            // Values are normalised without weights.
-            Mixer::Attention(AttentionWeights { v_norm: Some(norm), .. }) => {
-                4 * norm.len().next_multiple_of(64) as u64
+            // Values are normalised without weights, and slopes are in no file.
+            Mixer::Attention(AttentionWeights { v_norm, bias, .. }) => {
+                let lens = [v_norm.as_ref().map(Vec::len), bias.as_ref().map(|b| b.slopes().len())];
+                lens.into_iter().flatten().map(|n| 4 * n.next_multiple_of(64) as u64).sum()
             }
             Mixer::Latent(latent) => latent.k_b.all.own_bytes() as u64,
             // Its decays begin at a multiple of 256 bytes on a device.

@@ -227,7 +227,7 @@ impl<'a> OnDevice<'a> {
         let (case, bench) = (self.case, self.bench);
         let past = bench.up_u32(&[(case.past + tokens.start) as u32]);
         let max_seen = case.end();
-        let bias = DeviceBias { reach: REACH, values: self.bias.all() };
+        let bias = DeviceBias::Near { reach: REACH, values: self.bias.all() };
         let shape = DeviceAttention {
             n_head: case.n_head(),
             n_head_kv: case.n_head_kv,

@@ -157,13 +157,14 @@ agree! {
     kda: 0.0, ["kimi-linear", "bailingmoe3"];
     norms_around_branches: 0.0, ["gemma4", "gemma4_hf"];
     keys_of_others_and_inputs_of_layers: 0.0, ["gemma4_dense_hf", "gemma4_shared_hf"];
+    scores_that_fall_with_the_distance: 0.0, ["refact"];
     layers_without_kernels: 0.0, ["glm-dsa"];
     several_streams: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
-    parts_without_kernels: 0.0, ["grovemoe", "refact", "dots3note", "minimax-m3"];
+    parts_without_kernels: 0.0, ["grovemoe", "dots3note", "minimax-m3"];
 }
 
 /// Models of which no layer is left to the CPU.
-const WITHOUT_CPU: [&str; 12] = [
+const WITHOUT_CPU: [&str; 13] = [
     "lfm2moe",
     "kimi-linear",
     "kimi-k3",
@@ -176,6 +177,7 @@ const WITHOUT_CPU: [&str; 12] = [
     "gemma4_hf",
     "gemma4_dense_hf",
     "gemma4_shared_hf",
+    "refact",
 ];
 
 #[test]

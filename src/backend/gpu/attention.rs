@@ -90,11 +90,38 @@ kernel_params! {
     }
 }
 
-/// As `cpu::attention::DistanceBias`: f32 [n_head, 2·reach + 1].
+/// As `ops::DistanceBias`.
 #[derive(Clone, Copy, Debug)]
-pub struct DeviceBias<'a> {
-    pub reach: usize,
-    pub values: DeviceSlice<'a>,
+pub enum DeviceBias<'a> {
+    /// f32 [n_head, 2·reach + 1]
+    Near { reach: usize, values: DeviceSlice<'a> },
+    /// f32 [n_head]: factors on the distance.
+    Slopes(DeviceSlice<'a>),
+}
+
+impl<'a> DeviceBias<'a> {
+    fn values(self) -> DeviceSlice<'a> {
+        match self {
+            DeviceBias::Near { values, .. } | DeviceBias::Slopes(values) => values,
+        }
+    }
+
+    /// The kernels' number for slopes is u32::MAX.
+    fn reach(self) -> u32 {
+        match self {
+            DeviceBias::Near { reach, .. } => u32_of(reach),
+            DeviceBias::Slopes(_) => u32::MAX,
+        }
+    }
+
+    fn is_for(self, n_head: usize) -> bool {
+        match self {
+            DeviceBias::Near { reach, values } => {
+                reach < 1 << 30 && values.holds::<f32>(n_head * (2 * reach + 1))
+            }
+            DeviceBias::Slopes(values) => values.holds::<f32>(n_head),
+        }
+    }
 }
 
 /// As `cpu::attention::AttentionShape`, with its numbers in device memory.
@@ -148,10 +175,8 @@ impl DeviceAttention<'_> {
         assert!(self.past.holds::<u32>(1));
         assert!(q.holds::<f32>(tokens * self.n_head * k.dim), "{tokens} queries");
         assert!(self.sinks.is_none_or(|sinks| sinks.holds::<f32>(self.n_head)), "a sink a head");
-        let of_bias = |bias: DeviceBias| {
-            bias.reach < 1 << 30 && bias.values.holds::<f32>(self.n_head * (2 * bias.reach + 1))
-        };
-        assert!(self.bias.is_none_or(of_bias), "a number a head and distance");
+        let is_whole = self.bias.is_none_or(|bias| bias.is_for(self.n_head));
+        assert!(is_whole, "a number a head and distance, or a head");
     }
 }
 
@@ -259,8 +284,8 @@ impl Part<'_> {
             all: or_none(shape.all),
             window: or_none(shape.window),
             scale: shape.scale,
-            bias: shape.bias.map(|bias| bias.values).into(),
-            reach: u32_of(shape.bias.map_or(0, |bias| bias.reach)),
+            bias: shape.bias.map(DeviceBias::values).into(),
+            reach: shape.bias.map_or(0, DeviceBias::reach),
             n_tokens: u32_of(self.data.tokens),
             work: self.data.work.into(),
             n_slots: u32_of(self.slots),

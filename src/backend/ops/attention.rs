@@ -41,6 +41,11 @@ impl DistanceBias {
         &self.values
     }
 
+    /// Factors on the distance, f32 [n_head]; empty where it has values.
+    pub fn slopes(&self) -> &[f32] {
+        &self.slopes
+    }
+
     /// The bias of a head for these positions.
     pub fn at(&self, head: usize, key: usize, query: usize) -> f32 {
         if let Some(slope) = self.slopes.get(head) {

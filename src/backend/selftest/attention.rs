@@ -32,6 +32,8 @@ struct Shape {
     sinks: bool,
     /// As in an encoder: every query sees every position, with a bias by distance.
     all: bool,
+    /// Scores fall with the distance, however far it is.
+    slopes: bool,
 }
 
 /// Distances beyond this have the same bias.
@@ -75,6 +77,7 @@ fn shape(dim: usize, past: usize, tokens: usize, window: Option<usize>) -> Shape
         cap: None,
         sinks: false,
         all: false,
+        slopes: false,
     }
 }
 
@@ -99,6 +102,7 @@ fn small() -> Vec<Shape> {
         latent(8, 12, 1),
         Shape { chunk: Some(8), ..shape(64, 5, 13, None) },
         Shape { cap: Some(0.4), ..shape(32, 21, 3, None) },
+        Shape { slopes: true, group: 3, ..shape(32, 70, 3, None) },
     ]
 }
 
@@ -116,6 +120,7 @@ fn large() -> Vec<Shape> {
         latent(128, 600, 1),
         Shape { chunk: Some(700), ..shape(64, 690, 20, None) },
         Shape { cap: Some(0.4), ..shape(128, 700, 9, Some(600)) },
+        Shape { slopes: true, group: 6, ..shape(128, 700, 5, None) },
     ]
 }
 
@@ -148,13 +153,14 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        let Shape { dim, group, past, tokens, window, chunk, cap, sinks, all, .. } = self.shape;
+        let Shape { dim, group, past, tokens, window, chunk, cap, sinks, .. } = self.shape;
         let window = window.map_or(String::new(), |window| format!(", window {window}"));
-        let all = if all { ", all" } else { "" };
+        let all = if self.shape.all { ", all" } else { "" };
+        let slopes = if self.shape.slopes { ", slopes" } else { "" };
         let sinks = if sinks { ", sinks" } else { "" };
         let chunk = chunk.map_or(String::new(), |chunk| format!(", chunks of {chunk}"));
         let cap = cap.map_or(String::new(), |cap| format!(", capped at {cap}"));
-        let seen = format!("{window}{chunk}{cap}{sinks}{all}");
+        let seen = format!("{window}{chunk}{cap}{sinks}{all}{slopes}");
         format!("{tokens}×{dim} after {past}, {group} heads on one{seen}")
     }
 
@@ -187,7 +193,10 @@ impl Case {
         let v_dim = latent.unwrap_or(dim);
         let scale = 1.0 / (dim as f32).sqrt();
         let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
-        let bias = DistanceBias::new(n_head, REACH, of);
+        let bias = match self.shape.slopes {
+            true => Some(DistanceBias::alibi(n_head)),
+            false => all.then(|| DistanceBias::new(n_head, REACH, of)),
+        };
         let [k, v] = self.caches.each_ref();
         let [k, v] = [k, v].map(|data| Rows { ty: self.ty, data, dim, stride: dim, n_ctx });
         let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
@@ -202,13 +211,17 @@ impl Case {
             scale,
             cap,
             sinks: self.shape.sinks.then_some(&sinks),
-            bias: all.then_some(&bias),
+            bias: bias.as_ref(),
         };
         let mut expected = vec![0.0; tokens * n_head * v_dim];
         bench.cpu.attention(shape, &self.q, k, v, &mut expected);
 
         let [k, v] = [0, 1].map(|i| self.stored(bench, kernels, i));
-        let (values, sinks) = (bench.up_f32(bias.values())?, bench.up_f32(&sinks)?);
+        let up = |bias: &DistanceBias| match self.shape.slopes {
+            true => bench.up_f32(bias.slopes()),
+            false => bench.up_f32(bias.values()),
+        };
+        let (values, sinks) = (bias.as_ref().map(up).transpose()?, bench.up_f32(&sinks)?);
         let (k, v, past) = (k?, v?, bench.up_u32(&[past as u32])?);
         let shape = DeviceAttention {
             n_head,
@@ -221,7 +234,10 @@ impl Case {
             scale,
             cap,
             sinks: self.shape.sinks.then(|| sinks.all()),
-            bias: all.then_some(DeviceBias { reach: REACH, values: values.all() }),
+            bias: values.as_ref().map(|values| match self.shape.slopes {
+                true => DeviceBias::Slopes(values.all()),
+                false => DeviceBias::Near { reach: REACH, values: values.all() },
+            }),
             prompt,
         };
         let work = bench.empty(Attention::work_bytes(n_head, v_dim, n_ctx, tokens))?;

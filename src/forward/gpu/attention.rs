@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::gpu::attention::{AttentionData, DeviceAttention};
+use crate::backend::gpu::attention::{AttentionData, DeviceAttention, DeviceBias};
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::gpu::rows::Columns;
@@ -87,7 +87,8 @@ impl<'a> GpuPass<'a> {
         [q, k, v]: [DeviceSlice<'a>; 3],
         attended: DeviceSlice<'a>,
     ) -> Result<()> {
-        let sinks = w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks));
+        let vector = |v: &Option<GpuVector>| v.as_ref().map(|v| self.dev.weights.vector(v));
+        let (sinks, slopes) = (vector(&w.sinks), vector(&w.slopes));
         for segment in self.segments() {
             let (keys, values) = self.own_rows(w.shared_with.unwrap_or(l), &segment);
             if w.shared_with.is_none() {
@@ -101,6 +102,7 @@ impl<'a> GpuPass<'a> {
                 sinks,
                 n_head: w.n_head,
                 n_head_kv: w.n_head_kv,
+                bias: slopes.map(DeviceBias::Slopes).or(self.distance_bias()),
                 ..self.view(&segment)
             };
             self.attend(&segment, &view, q, [keys, values], attended)?;

@@ -62,7 +62,7 @@ impl<'a> GpuPass<'a> {
             Role::Source => self.encoder().encoder_bias.as_ref(),
             Role::Answer => self.encoder().decoder_bias.as_ref(),
         }?;
-        Some(DeviceBias { reach: bias.reach, values: self.dev.weights.vector(&bias.values) })
+        Some(DeviceBias::Near { reach: bias.reach, values: self.dev.weights.vector(&bias.values) })
     }
 
     /// The parts of a model with an encoder besides its layers.

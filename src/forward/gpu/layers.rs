@@ -46,6 +46,8 @@ pub struct GpuAttention {
     pub k_norm: Option<GpuVector>,
     pub v_norm: Option<GpuVector>,
     pub sinks: Option<GpuVector>,
+    /// Factors of heads on the distance of a key from the query, which scores are added.
+    pub slopes: Option<GpuVector>,
     pub output: GpuLinear,
     pub window: Option<usize>,
     pub chunk: Option<usize>,
@@ -464,6 +466,7 @@ impl<'a> Packer<'a> {
             k_norm: self.optional(&w.k_norm),
             v_norm: self.optional(&w.v_norm),
             sinks: self.optional(&w.sinks),
+            slopes: w.bias.as_ref().map(|bias| self.vector(bias.slopes())),
             output: self.linear(&w.output),
             window: w.window,
             chunk: w.chunk,
