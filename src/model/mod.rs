@@ -307,5 +307,5 @@ fn has_kernels(hyper: &HyperParams, weights: &Weights, layer: usize, n_ctx: usiz
     // Streams that layers leave behind, and the present one.
     let n_streams = hyper.n_layers.checked_div(hyper.kept_every).unwrap_or(0) + 2;
     let has_streams = n_streams <= DEVICE_SOURCES_MAX;
-    alike.all(|l| weights.layers[l].has_kernels(chooses)) && has_streams && !hyper.sees_all
+    alike.all(|l| weights.layers[l].has_kernels(chooses)) && has_streams
 }

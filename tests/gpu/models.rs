@@ -158,13 +158,14 @@ agree! {
     norms_around_branches: 0.0, ["gemma4", "gemma4_hf"];
     keys_of_others_and_inputs_of_layers: 0.0, ["gemma4_dense_hf", "gemma4_shared_hf"];
     scores_that_fall_with_the_distance: 0.0, ["refact"];
+    tokens_that_see_the_whole_text: 0.0, ["llada-moe", "rnd1"];
     layers_without_kernels: 0.0, ["glm-dsa"];
     several_streams: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
     parts_without_kernels: 0.0, ["grovemoe", "dots3note", "minimax-m3"];
 }
 
 /// Models of which no layer is left to the CPU.
-const WITHOUT_CPU: [&str; 13] = [
+const WITHOUT_CPU: [&str; 15] = [
     "lfm2moe",
     "kimi-linear",
     "kimi-k3",
@@ -178,6 +179,8 @@ const WITHOUT_CPU: [&str; 13] = [
     "gemma4_dense_hf",
     "gemma4_shared_hf",
     "refact",
+    "llada-moe",
+    "rnd1",
 ];
 
 #[test]

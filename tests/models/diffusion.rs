@@ -2,9 +2,10 @@
 //! (`tests/golden/make_diffusion.py`).
 
 use common::{convert_golden, golden_options, load, moeba, repo};
+use moeba::backend::gpu::emulated::Config;
 use moeba::engine::diffusion::{DiffusionOptions, Schedule, diffuse};
 use moeba::engine::plan::ram::RamBudget;
-use moeba::engine::{Engine, EngineOptions};
+use moeba::engine::{DeviceChoice, Engine, EngineOptions};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -55,8 +56,14 @@ fn filled(engine: &Arc<Engine>, prompt: &[u32], options: &DiffusionOptions) -> V
 fn texts_are_those_of_the_published_loops() {
     let dir = tempfile::tempdir().unwrap();
     let path = convert_golden("llada-moe", "f32", dir.path());
-    for (n_threads, ram) in [(1, RamBudget::Auto), (2, RamBudget::Percent(40.0))] {
-        let options = EngineOptions { n_threads: Some(n_threads), ram, ..golden_options() };
+    let some = RamBudget::Percent(40.0);
+    let device = DeviceChoice::Emulated(Config::default());
+    let all = [
+        EngineOptions { n_threads: Some(1), ..golden_options() },
+        EngineOptions { n_threads: Some(2), ram: some, ..golden_options() },
+        EngineOptions { device, n_ctx: Some(64), ..golden_options() },
+    ];
+    for options in all {
         let engine = load(&path, &options);
         for Case { prompt, options, expected } in cases() {
             assert_eq!(filled(&engine, &prompt, &options), expected, "{options:?}");

@@ -199,14 +199,17 @@ impl<'a> GpuPass<'a> {
         segment.word(self.words(&self.kept().past, self.batch.n_segments()))
     }
 
-    /// The view of queries on their own text: positions up to their own, or all of a source text.
+    /// The view of queries on their own text: positions up to their own, or the whole of a source
+    /// text and where the model fills in masked tokens.
     pub fn view(&self, segment: &GpuSegment<'a>) -> DeviceAttention<'a> {
+        let sees_all = self.role == Role::Source || self.hyper().sees_all;
         DeviceAttention {
             n_head: self.hyper().n_head,
             n_head_kv: self.hyper().n_head_kv,
             past: self.past(segment),
             max_seen: self.max_seen(segment),
-            all: (self.role == Role::Source).then_some(segment.n()),
+            // A decoded token is the last of its text.
+            all: (sees_all && !self.is_decode()).then_some(segment.segment.past + segment.n()),
             window: None,
             chunk: None,
             scale: self.hyper().attention_scale,
