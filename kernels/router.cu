@@ -186,3 +186,55 @@ KERNEL(route, THREADS, RouteParams) {
         shares[r] = scales ? share * scales[picked[r]] : share;
     }
 }
+
+// A smaller sum of weights counts as this: the smallest normal number of f16.
+static constexpr float LEAST_SUM = 6.103515625e-5f;
+
+struct GroupParams {
+    // [tokens, n]: probabilities
+    Address<const float> probs;
+    // [tokens, n_chosen], best first
+    Address<const u32> chosen;
+    // [groups, n_granules]: where the granules of a group's expert lie
+    Address<const u64> table;
+    // [tokens, k] each: the groups of the first k that are chosen, and their weights
+    Address<u32> groups;
+    Address<float> weights;
+    // [tokens, k, n_granules]
+    Address<u64> granules;
+    u32 tokens;
+    u32 n;
+    u32 n_chosen;
+    u32 k;
+    // Experts of a group.
+    u32 size;
+    u32 n_granules;
+    // Factor on the weights, whose sum is 1 before.
+    float scale;
+    u32 unused;
+};
+static_assert(sizeof(GroupParams) == 80);
+
+static constexpr u32 GROUP_THREADS = 128;
+
+// The groups of each token's best experts. A group's weight is the probability of the expert with
+// its number. Twin: `Route::groups` of src/backend/ops/routing.rs. One thread for each token.
+KERNEL(group_route, GROUP_THREADS, GroupParams) {
+    u32 token = blockIdx.x * blockDim.x + threadIdx.x, k = p.k, n_granules = p.n_granules;
+    if (token >= p.tokens) return;
+    Global<const float> probs = p.probs + static_cast<u64>(token) * p.n;
+    Global<const u32> chosen = p.chosen + static_cast<u64>(token) * p.n_chosen;
+    u64 first = static_cast<u64>(token) * k;
+    float sum = 0.0f;
+    for (u32 r = 0; r < k; r++) sum += probs[chosen[r] / p.size];
+    float factor = p.scale / fmaxf(sum, LEAST_SUM);
+    for (u32 r = 0; r < k; r++) {
+        u32 group = chosen[r] / p.size;
+        p.groups[first + r] = group;
+        p.weights[first + r] = probs[group] * factor;
+        for (u32 g = 0; g < n_granules; g++) {
+            u64 address = p.table[static_cast<u64>(group) * n_granules + g];
+            p.granules[(first + r) * n_granules + g] = address;
+        }
+    }
+}

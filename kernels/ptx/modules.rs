@@ -871,41 +871,42 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "34c90f2a1ddfb3448f1a48c3d8e91e88b91bee5219f3cdd6029ebdda066f4ad6",
-        ptx: "0d059036e836bc62c35a349d03b1f66deb655200f1b33dc57cbfc47870fcad18",
+        digest: "09b5e01d35cd404614da36ff2db9a8764cd9737e57839bec78d5d3b6df2038d3",
+        ptx: "5e54ecacd0eb4dd471bc651f706c20263cb0127b293d4a74f354d321a7901186",
         kernels: &[
             "route",
+            "group_route",
         ],
         lzma: include_bytes!("router.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "0f278c38c6f13badda17e7c1757520ae3b759b0afabd4c2e9ea26d5bdb761ee0",
+                sha256: "7f7dc6f07ff1588cae2fa6a0618a3acce0d0307a5fd88616049387f36c33fc61",
                 lzma: include_bytes!("router.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "73d5dfa80162779e68a80d9d35d96997848aeda923f2ab6bc03a12c1ff817660",
+                sha256: "15d21b4de998f90a7a390ae45308adbad907daa3b18b24558da0b50d606055a5",
                 lzma: include_bytes!("router.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "f3dc362728ff223843e868f3203596a83b7a75a61795442ee01bc04b4b359988",
+                sha256: "fc97fe4778bf3b440eb49f58f550bcf13aac8de680da2aa21180a7f4c4128084",
                 lzma: include_bytes!("router.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "46547cb22ddfc9b44619ffae01215af36f0bf59c1c38358b4968fc79dd65b393",
+                sha256: "4f1b165af6c2cefa08c3bd4258cc04fd91b1fb58f6459f6bcf880949839a5a6a",
                 lzma: include_bytes!("router.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "098df38d185a3da2d49f7abd68a5a6968717c05bbad7f9d0ff9457bd54749e61",
+                sha256: "27136a69704c0d966281d545c342355b18b737c96cab378cff6a9a90815ca96c",
                 lzma: include_bytes!("router.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "e1ac8c6c00ca657c95a4f0e8761abc8566bc7d698ec92e5bcf5d666a8b53b2c7",
+                sha256: "b09a238a07402d2a2787674fb2cfa67290f09beb57affb163d6c8345dcee99b7",
                 lzma: include_bytes!("router.sm_120.cubin.lzma"),
             },
         ],

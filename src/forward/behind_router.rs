@@ -34,25 +34,12 @@ impl CpuPass<'_, '_> {
     /// groups' numbers.
     pub(super) fn adjugate(&self, l: usize, a: &Adjugate, b: &mut Buffers) -> Result<()> {
         let (n, route, f) = (self.batch.n_rows(), &b.route, &mut b.ffn);
-        let choice = &self.model.hyper.routing.choice;
+        let scale = a.scale * self.model.hyper.routing.choice.scale;
         f.groups.clear();
         f.only_gate.clear();
-        let rows =
-            route.probs.chunks_exact(route.n_experts).zip(route.chosen.chunks_exact(route.k));
-        for (probs, chosen) in rows {
-            let groups = chosen[..a.k].iter().map(|expert| expert / a.group as u32);
-            let start = f.groups.len();
-            f.groups.extend(groups);
-            let sum: f32 = f.groups[start..].iter().map(|group| probs[*group as usize]).sum();
-            let factor = a.scale * choice.scale / sum.max(LEAST_SUM);
-            let weights = f.groups[start..].iter().map(|group| probs[*group as usize] * factor);
-            f.only_gate.extend(weights);
-        }
+        route.groups(a.k, a.group, scale, &mut f.groups, &mut f.only_gate);
         f.only_demand.group(&f.groups, a.k, a.n_experts);
         b.acts.fill(self.cpu, Kinds::of(a.shape.inputs()), n, a.shape.n_embd, &b.y);
         self.resident_experts(l, &self.model.dense, &a.shape, a.shape.form(), b)
     }
 }
-
-/// A smaller sum of weights counts as this: the smallest normal number of f16.
-const LEAST_SUM: f32 = 6.103_515_6e-5;

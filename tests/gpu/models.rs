@@ -159,13 +159,14 @@ agree! {
     keys_of_others_and_inputs_of_layers: 0.0, ["gemma4_dense_hf", "gemma4_shared_hf"];
     scores_that_fall_with_the_distance: 0.0, ["refact"];
     tokens_that_see_the_whole_text: 0.0, ["llada-moe", "rnd1"];
+    experts_behind_the_routed_ones: 0.0, ["grovemoe"];
     layers_without_kernels: 0.0, ["glm-dsa"];
     several_streams: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
-    parts_without_kernels: 0.0, ["grovemoe", "dots3note", "minimax-m3"];
+    parts_without_kernels: 0.0, ["dots3note", "minimax-m3"];
 }
 
 /// Models of which no layer is left to the CPU.
-const WITHOUT_CPU: [&str; 15] = [
+const WITHOUT_CPU: [&str; 16] = [
     "lfm2moe",
     "kimi-linear",
     "kimi-k3",
@@ -181,6 +182,7 @@ const WITHOUT_CPU: [&str; 15] = [
     "refact",
     "llada-moe",
     "rnd1",
+    "grovemoe",
 ];
 
 #[test]
@@ -431,6 +433,11 @@ fn nor_do_they_over_the_cache_that_is_the_default() {
 #[test]
 fn latent_attention_and_groups_do_not_depend_on_them_either() {
     same_bits("deepseek_v3", "q8_0", CacheType::F32);
+}
+
+#[test]
+fn nor_do_experts_behind_the_routed_ones() {
+    same_bits("grovemoe", "q8_0", CacheType::F32);
 }
 
 #[test]

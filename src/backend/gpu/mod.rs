@@ -74,6 +74,7 @@ pub const LAYOUTS: &[&Layout] = &[
     norm::AddNormedParams::LAYOUT,
     rope::RopeParams::LAYOUT,
     router::RouteParams::LAYOUT,
+    router::GroupParams::LAYOUT,
     rows::CopyColumnsParams::LAYOUT,
     rows::ValuesParams::LAYOUT,
     sample::TopKParams::LAYOUT,

@@ -1,11 +1,13 @@
 //! The choice of each token's experts (`kernels/router.cu`). Twin: `cpu::router`.
 
-use super::{Device, DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, u32_of};
+use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 use crate::backend::ops::{Choice, Score};
 
 /// A thread of the warp marks its chosen experts in the bits of a word.
 const EXPERTS_MAX: usize = 1024;
+/// Threads of a block of `group_route`.
+const GROUP_THREADS: u32 = 128;
 
 kernel_params! {
     pub struct RouteParams[80] {
@@ -27,7 +29,31 @@ kernel_params! {
     }
 }
 
-pub struct Router(Kernel<RouteParams>);
+kernel_params! {
+    pub struct GroupParams[80] {
+        probs: DevicePtr,
+        chosen: DevicePtr,
+        table: DevicePtr,
+        groups: DevicePtr,
+        weights: DevicePtr,
+        granules: DevicePtr,
+        tokens: u32,
+        n: u32,
+        n_chosen: u32,
+        k: u32,
+        size: u32,
+        n_granules: u32,
+        scale: f32,
+        unused: u32,
+    }
+}
+
+kernels! {
+    pub struct Router {
+        route: RouteParams = "route",
+        group: GroupParams = "group_route",
+    }
+}
 
 /// The device memory of a route; shapes as in `cpu::router::Route`.
 #[derive(Clone, Copy)]
@@ -51,11 +77,26 @@ pub struct RouteVectors<'a> {
     pub scales: Option<DeviceSlice<'a>>,
 }
 
-impl Router {
-    pub fn load(gpu: &Device) -> Result<Router> {
-        Ok(Router(Kernel::find(gpu, "route")?))
-    }
+/// The groups of each token's `k` best experts, a group being `size` neighbouring ones. Each group
+/// has an expert of its own.
+#[derive(Clone, Copy)]
+pub struct Groups<'a> {
+    pub k: usize,
+    pub size: usize,
+    /// Factor on the weights, whose sum is 1 before.
+    pub scale: f32,
+    /// u64 [groups, n_granules]: the addresses of the groups' experts
+    pub table: DeviceSlice<'a>,
+    pub n_granules: usize,
+    /// u32 [tokens, k]
+    pub groups: DeviceSlice<'a>,
+    /// f32 [tokens, k]
+    pub weights: DeviceSlice<'a>,
+    /// u64 [tokens, k, n_granules]: the rows of `table`
+    pub granules: DeviceSlice<'a>,
+}
 
+impl Router {
     /// Turns logits into probabilities, the `k` best experts and their weights.
     ///
     /// # Panics
@@ -104,6 +145,45 @@ impl Router {
         };
         let grid = Grid::new([u32_of(tokens), 1, 1], 32).with_shared(4 * (2 * n + groups + k));
         // SAFETY: sizes are asserted.
-        unsafe { stream.launch(self.0, grid, &params) }
+        unsafe { stream.launch(self.route, grid, &params) }
+    }
+
+    /// The groups of a route's experts, their weights, and where their experts lie.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other.
+    ///
+    /// # Safety
+    /// When the launch runs, `route` holds the result of [`Router::route`], whose experts all have
+    /// groups.
+    pub unsafe fn group(&self, stream: &Stream, route: DeviceRoute, to: Groups) -> Result<()> {
+        let (n, n_chosen, k) = (route.n_experts, route.k, to.k);
+        let tokens = route.probs.count::<f32>() / n;
+        assert!(k <= n_chosen && to.size > 0 && to.n_granules > 0, "{k} of {n_chosen} experts");
+        assert_eq!(route.chosen.count::<u32>(), tokens * n_chosen);
+        assert_eq!(to.table.count::<u64>(), n / to.size * to.n_granules);
+        assert_eq!([to.groups, to.weights].map(|slice| slice.count::<u32>()), [tokens * k; 2]);
+        assert_eq!(to.granules.count::<u64>(), tokens * k * to.n_granules);
+        if tokens == 0 {
+            return Ok(());
+        }
+        let params = GroupParams {
+            probs: route.probs.into(),
+            chosen: route.chosen.into(),
+            table: to.table.into(),
+            groups: to.groups.into(),
+            weights: to.weights.into(),
+            granules: to.granules.into(),
+            tokens: u32_of(tokens),
+            n: u32_of(n),
+            n_chosen: u32_of(n_chosen),
+            k: u32_of(k),
+            size: u32_of(to.size),
+            n_granules: u32_of(to.n_granules),
+            scale: to.scale,
+            unused: 0,
+        };
+        // SAFETY: sizes are asserted; the experts' numbers are the caller's promise.
+        unsafe { stream.launch(self.group, Grid::each(tokens, GROUP_THREADS), &params) }
     }
 }

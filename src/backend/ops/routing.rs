@@ -83,6 +83,9 @@ pub(in crate::backend) struct RouteScratch {
     pub taken: Vec<usize>,
 }
 
+/// A smaller sum of groups' weights counts as this: the smallest normal number of f16.
+const LEAST_SUM: f32 = 6.103_515_6e-5;
+
 impl Route {
     /// One expert of this weight for each token: a dense layer.
     pub fn dense(&mut self, n_tokens: usize, weight: f32) {
@@ -104,6 +107,27 @@ impl Route {
         };
         let weights = &self.weights[chosen.clone()];
         RouteRows { k, n_experts, probs, chosen: &self.chosen[chosen], weights }
+    }
+
+    /// Appends the groups of each token's first `k` experts, `size` neighbouring ones a group, and
+    /// the groups' weights: the probabilities of the experts with the groups' numbers, scaled to a
+    /// sum of `scale`.
+    pub fn groups(
+        &self,
+        k: usize,
+        size: usize,
+        scale: f32,
+        groups: &mut Vec<u32>,
+        weights: &mut Vec<f32>,
+    ) {
+        let rows = self.probs.chunks_exact(self.n_experts).zip(self.chosen.chunks_exact(self.k));
+        for (probs, chosen) in rows {
+            let start = groups.len();
+            groups.extend(chosen[..k].iter().map(|expert| expert / size as u32));
+            let probs = groups[start..].iter().map(|group| probs[*group as usize]);
+            let factor = scale / probs.clone().sum::<f32>().max(LEAST_SUM);
+            weights.extend(probs.map(|prob| prob * factor));
+        }
     }
 
     /// Leaves each expert to the first `capacity` of the tokens `rows` that have chosen it (Switch

@@ -5,7 +5,7 @@ use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::router::{DeviceRoute, RouteVectors, Router};
+use crate::backend::gpu::router::{DeviceRoute, Groups, RouteVectors, Router};
 use crate::backend::ops::{Choice, Route, Score};
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
@@ -66,6 +66,63 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             Ok(())
         });
     }
+    report.row("group_route", "", |row| {
+        for shape in bench.shapes(&[[3, 32, 4, 2], [1, 6, 1, 6]], &[], &[[512, 128, 8, 2]]) {
+            compare_groups(bench, &router, row, shape)?;
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// The groups of the best experts, a table of two granules each, and weights that are small.
+fn compare_groups(
+    bench: &Bench,
+    router: &Router,
+    row: &mut Row,
+    [tokens, n, k, size]: [usize; 4],
+) -> Result<()> {
+    const N_GRANULES: usize = 2;
+    let (mut random, n_chosen, scale) = (Random(n as u64), k + 1, 0.7);
+    let mut route = Route { k: n_chosen, n_experts: n, ..Route::default() };
+    route.probs = random.floats(tokens * n).into_iter().map(f32::abs).collect();
+    // The last token's sum is too small.
+    route.probs[(tokens - 1) * n..].fill(1e-7);
+    let expert = |i: usize| (i * 7 % n) as u32;
+    route.chosen = (0..tokens * n_chosen).map(expert).collect();
+    let (mut groups, mut weights) = (Vec::new(), Vec::new());
+    route.groups(k, size, scale, &mut groups, &mut weights);
+    let table: Vec<u64> = (0..n / size * N_GRANULES).map(|i| 1000 + i as u64).collect();
+    let rows = groups.iter().flat_map(|group| &table[*group as usize * N_GRANULES..][..N_GRANULES]);
+    let expected: Vec<u8> = rows.flat_map(|address| address.to_le_bytes()).collect();
+
+    let (probs, chosen) = (bench.up_f32(&route.probs)?, bench.up_u32(&route.chosen)?);
+    let table: Vec<u8> = table.iter().flat_map(|address| address.to_le_bytes()).collect();
+    let (table, granules) = (bench.up(&table)?, bench.empty(expected.len())?);
+    let (to_groups, to_weights) = (bench.empty(4 * tokens * k)?, bench.empty(4 * tokens * k)?);
+    let device_route = DeviceRoute {
+        k: n_chosen,
+        n_experts: n,
+        probs: probs.all(),
+        chosen: chosen.all(),
+        weights: to_weights.all(),
+    };
+    let to = Groups {
+        k,
+        size,
+        scale,
+        table: table.all(),
+        n_granules: N_GRANULES,
+        groups: to_groups.all(),
+        weights: to_weights.all(),
+        granules: granules.all(),
+    };
+    // SAFETY: experts are below `n`, which is a multiple of `size`.
+    unsafe { router.group(&bench.stream, device_route, to)? };
+    let shape = format!("{tokens}×{k} of {n} in groups of {size}");
+    row.words(format!("{shape}: groups"), &bench.down_u32(&to_groups)?, &groups);
+    row.words(format!("{shape}: addresses"), &bench.down(&granules)?, &expected);
+    row.bits(format!("{shape}: weights"), &bench.down_f32(&to_weights)?, &weights);
     Ok(())
 }
 

@@ -81,23 +81,24 @@ fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u
 /// slots of as many sizes as layers have.
 const BUFFERS: u64 = 16;
 
-/// Tables of where granules lie, an address each: of routed experts, and once a token of those that
-/// every token goes to. Besides, what an encoder has beside its layers.
+/// Tables of where granules lie, an address each: of routed experts, of those behind them, and once
+/// a token of those that every token goes to. Besides, what an encoder has beside its layers.
 fn work_bytes(model: &Bound, n: usize) -> u64 {
     let n_granules = |l: &LayerExperts| l.geometry.n_granules();
     let routed = model.routed().iter().flatten().map(|l| l.n_experts * n_granules(l));
     let only = model.dense_experts().into_iter().flatten().flatten();
-    let only = only.map(|l| n * n_granules(l) + TENSOR_ALIGN as usize / 8);
+    let only = only.map(|l| n.max(l.n_experts) * n_granules(l) + TENSOR_ALIGN as usize / 8);
     let granules = 8 * routed.chain(only).sum::<usize>() as u64;
     granules + model.encoder_bytes() + BUFFERS * TENSOR_ALIGN
 }
 
-/// Bytes that a layer's dense part and shared expert take beyond their tensors because they lie in
-/// slots of granules.
+/// Bytes that a layer's dense part, shared expert and experts behind the routed ones take beyond
+/// their tensors because they lie in slots of granules.
 fn padding(model: &Bound, l: usize) -> u64 {
     let of = |layer: &LayerExperts| {
         let slots = slots(layer, 1);
-        (slots.n_granules * slots.slot_bytes).saturating_sub(layer.expert_bytes()) as u64
+        let bytes = (slots.n_granules * slots.slot_bytes).saturating_sub(layer.expert_bytes());
+        (layer.n_experts * bytes) as u64
     };
     model.dense_experts().iter().filter_map(|layers| layers[l].as_ref()).map(of).sum()
 }

@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::experts::vram::{GranuleLayout, VramTiers};
-use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuOnly, GpuStreams};
+use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuStreams};
 use crate::forward::gpu::ops::{Ops, types_of};
 use crate::forward::gpu::weights::{GpuLinear, GpuWeights, Packer};
 use crate::forward::gpu::workspace::{Workspace, WorkspaceLayout};
@@ -19,7 +19,8 @@ pub struct DeviceModel {
     pub layout: WorkspaceLayout,
     pub workspace: Workspace,
     pub weights: GpuWeights,
-    /// The addresses of the granules of experts that every token goes to.
+    /// The addresses of the granules of experts that every token goes to, for each token, and of
+    /// those behind the routed ones.
     pub tables: DeviceBuffer,
     /// By layer of the model; none for layers on the CPU.
     pub layers: Vec<Option<GpuLayer>>,
@@ -66,8 +67,15 @@ impl DeviceModel {
             .then(|| (packer.norm(&weights.output_norm), packer.linear(&weights.output)));
         let tables = DeviceBuffer::of(gpu, packer.table_bytes().max(256), "tables", "-ub, -ngl")?;
         let weights = packer.upload(gpu)?;
-        for only in layers.iter().flatten().flat_map(GpuLayer::only_experts) {
-            fill_table(&stream, &tables, &weights, only, n)?;
+        let fill = |granules: &[Range<usize>], table: &Range<usize>, n: usize| {
+            let addresses = granules.iter().map(|range| weights.slice(range.clone()).address());
+            let row: Vec<u8> = addresses.flat_map(u64::to_le_bytes).collect();
+            stream.upload_now(tables.slice(table.clone()), &row.repeat(n))
+        };
+        for layer in layers.iter().flatten() {
+            layer.only_experts().try_for_each(|only| fill(&only.granules, &only.table, n))?;
+            let adjugate = layer.ffn.iter().filter_map(|ffn| ffn.adjugate.as_ref());
+            adjugate.into_iter().try_for_each(|a| fill(&a.granules, &a.table, 1))?;
         }
         let (hyper, n_ctx) = (&model.hyper, options.n_ctx);
         let layout = WorkspaceLayout::new(hyper, &model.weights, n, n_ctx, options.n_peers);
@@ -89,17 +97,4 @@ impl DeviceModel {
             last_streams,
         })
     }
-}
-
-/// Writes the addresses of an expert's granules for each token: u64 [tokens, granules].
-fn fill_table(
-    stream: &Stream,
-    tables: &DeviceBuffer,
-    weights: &GpuWeights,
-    only: &GpuOnly,
-    n: usize,
-) -> Result<()> {
-    let addresses = only.granules.iter().map(|range| weights.slice(range.clone()).address());
-    let row: Vec<u8> = addresses.flat_map(u64::to_le_bytes).collect();
-    stream.upload_now(tables.slice(only.table.clone()), &row.repeat(n))
 }

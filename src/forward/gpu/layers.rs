@@ -222,6 +222,15 @@ pub struct GpuOnly {
     pub table: Range<usize>,
 }
 
+/// See `Adjugate`. Its granules are always on the device.
+pub struct GpuAdjugate {
+    pub layout: GranuleLayout,
+    /// All experts' granules, one expert after the other.
+    pub granules: Vec<Range<usize>>,
+    /// The range of `DeviceModel::tables` with their addresses, u64 [experts, granules].
+    pub table: Range<usize>,
+}
+
 pub struct GpuShared {
     pub expert: GpuOnly,
     pub gate: Option<GpuMatrix>,
@@ -235,6 +244,7 @@ pub struct GpuFfn {
     /// Biases and factors of the routed experts.
     pub form: GpuForm,
     pub latent: Option<GpuLatentExperts>,
+    pub adjugate: Option<GpuAdjugate>,
     pub shared: Option<GpuShared>,
     pub branch: Option<GpuBranch>,
     pub sees_before: bool,
@@ -631,6 +641,7 @@ impl<'a> Packer<'a> {
                 norm: self.optional(&latent.norm),
                 up: self.linear(&latent.up),
             }),
+            adjugate: w.adjugate.as_ref().map(|_| self.adjugate(l)),
             shared: w.shared.as_ref().map(|shared| GpuShared {
                 expert: self.scaled(&model.shared, l, shared.shape, &shared.scales),
                 gate: shared.gate.as_ref().map(|gate| self.matrix(gate)),
@@ -700,17 +711,35 @@ impl<'a> Packer<'a> {
     ) -> GpuOnly {
         let experts = store.layer(l).expect("bound with the layer");
         let layout = GranuleLayout::new(&experts);
+        let granules = self.granules(store, l, 0);
+        let form = self.form(form, &experts);
+        let table = self.table(self.n_tokens() * layout.n_granules);
+        GpuOnly { shape, form, weight, layout, granules, table }
+    }
+
+    /// The experts behind the routed ones of layer `l`.
+    fn adjugate(&mut self, l: usize) -> GpuAdjugate {
+        let store = &self.model.dense;
+        let experts = store.layer(l).expect("bound with the layer");
+        let layout = GranuleLayout::new(&experts);
+        let granules = (0..experts.n_experts).flat_map(|e| self.granules(store, l, e)).collect();
+        let table = self.table(experts.n_experts * layout.n_granules);
+        GpuAdjugate { layout, granules, table }
+    }
+
+    /// An expert's granules, as in slots of a device.
+    fn granules(&mut self, store: &'a Resident, l: usize, expert: usize) -> Vec<Range<usize>> {
+        let experts = store.layer(l).expect("bound with the layer");
+        let layout = GranuleLayout::new(&experts);
         let granule = |g: usize| {
             self.made(layout.slot_bytes, move || {
                 let mut slot = vec![0; layout.slot_bytes];
-                for part in Part::of(&experts, &layout, &store.granule(l, 0, g)) {
+                for part in Part::of(&experts, &layout, &store.granule(l, expert as u32, g)) {
                     part.pack(&mut slot[part.range()]);
                 }
                 slot
             })
         };
-        let granules = (0..layout.n_granules).map(granule).collect();
-        let form = self.form(form, &experts);
-        GpuOnly { shape, form, weight, layout, granules, table: self.table(layout.n_granules) }
+        (0..layout.n_granules).map(granule).collect()
     }
 }

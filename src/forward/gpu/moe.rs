@@ -4,11 +4,11 @@
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum};
-use crate::backend::gpu::router::{DeviceRoute, RouteVectors};
+use crate::backend::gpu::router::{DeviceRoute, Groups, RouteVectors};
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::experts::{DecodePairs, Form, GroupedPairs, device_shape, is_grouped};
 use crate::forward::gpu::layers::{
-    GpuBranch, GpuFfn, GpuLatentExperts, GpuOnly, GpuRouter, GpuStreams,
+    GpuAdjugate, GpuBranch, GpuFfn, GpuForm, GpuLatentExperts, GpuOnly, GpuRouter, GpuStreams,
 };
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuVector;
@@ -255,7 +255,8 @@ impl<'a> GpuPass<'a> {
     pub fn routed_sum(&self, l: usize, n_pairs: usize, is_grouped: bool) -> Result<()> {
         let (shape, latent) = (&self.routed_shape(l), self.ffn(l).latent.as_ref());
         let begins = latent.is_some() || self.ffn(l).shared.is_none();
-        let residual = self.plain_residual(l);
+        let (added, adjugate) = (self.plain_residual(l), self.ffn(l).adjugate.as_ref());
+        let residual = added.filter(|_| adjugate.is_none());
         let (route, f) = (self.device_route(), &self.layout().ffn);
         let pairs = match is_grouped {
             true => self.words(&f.pair_rows, self.n() * route.k),
@@ -268,9 +269,52 @@ impl<'a> GpuPass<'a> {
         // SAFETY: `pair_rows` holds the rows of `partial` that the demand's pairs have.
         unsafe { self.dev.ops.experts.ordered_sum(self.stream(), shape, sum)? };
         latent.map_or(Ok(()), |latent| self.widen(l, latent))?;
-        if residual.is_none() {
+        adjugate.map_or(Ok(()), |adjugate| self.adjugate(l, adjugate, added))?;
+        if added.is_none() {
             self.add_experts(l)?;
         }
         self.end_layer(l)
+    }
+
+    /// y += Σ weights · adjugate experts(y); residual, if they are the last to add to it.
+    fn adjugate(
+        &self,
+        l: usize,
+        adjugate: &GpuAdjugate,
+        residual: Option<(DeviceSlice<'a>, f32)>,
+    ) -> Result<()> {
+        let w = self.ffn_weights(l).adjugate.as_ref().expect("as on the device");
+        let (n, context, f) = (self.n(), self.expert_context(), &self.layout().ffn);
+        let (shape, n_pairs) = (device_shape(&adjugate.layout, &w.shape, w.k), n * w.k);
+        let groups = Groups {
+            k: w.k,
+            size: w.group,
+            scale: w.scale * self.hyper().routing.choice.scale,
+            table: self.dev.tables.slice(adjugate.table.clone()),
+            n_granules: shape.n_granules(),
+            groups: self.words(&f.experts.experts, n_pairs),
+            weights: self.words(&f.only_gate, n_pairs),
+            granules: self.slice(&f.experts.granules).slice(0..8 * n_pairs * shape.n_granules()),
+        };
+        // SAFETY: the router chooses among the layer's experts, of which each has a group.
+        unsafe { self.dev.ops.router.group(self.stream(), self.device_route(), groups)? };
+        let acts = self.acts_of(w.shape.inputs(), n, self.y())?;
+        let chosen = Chosen { n_pairs, granules: groups.granules, experts: groups.groups };
+        let (pairs, form) = (DecodePairs { shape: &shape, chosen }, GpuForm::default());
+        // SAFETY: the table holds the addresses of these experts' granules, which stay where they
+        // are.
+        unsafe { context.compute_pairs(&pairs, Form::new(&self.dev.weights, &form), &acts)? };
+        let sum = OrderedSum {
+            n_tokens: n,
+            pairs: groups.groups,
+            is_grouped: false,
+            weights: groups.weights,
+            partial: context.partial(&shape, n_pairs),
+            y: self.y(),
+            begins: false,
+            residual,
+        };
+        // SAFETY: a token's pairs are those of its ranks.
+        unsafe { self.dev.ops.experts.ordered_sum(self.stream(), &shape, sum) }
     }
 }

@@ -89,10 +89,15 @@ impl<'a> Packer<'a> {
         Packer { model, parts: Vec::new(), end: 0, n_tokens, tables_end: 0 }
     }
 
-    /// A range for a table of addresses, u64 [tokens, granules].
-    pub(super) fn table(&mut self, n_granules: usize) -> Range<usize> {
+    /// The largest micro-batch.
+    pub(super) fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// A range for a table of `n` addresses.
+    pub(super) fn table(&mut self, n: usize) -> Range<usize> {
         let start = self.tables_end.next_multiple_of(ALIGN);
-        self.tables_end = start + 8 * self.n_tokens * n_granules;
+        self.tables_end = start + 8 * n;
         start..self.tables_end
     }
 

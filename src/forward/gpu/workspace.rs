@@ -185,7 +185,8 @@ impl NgramLayout {
 pub struct FfnLayout {
     /// The output of a layer's router in one piece, for the host to download: see `RouteParts`.
     pub route: ByteRange,
-    /// f32 [tokens]
+    /// f32 [tokens, experts a token] of experts that are always there: one, or those behind the
+    /// routed ones
     pub only_gate: ByteRange,
     /// The input of narrow experts, and then their sums.
     pub latent: ByteRange,
@@ -565,6 +566,7 @@ impl FfnLayout {
         let latent_acts = latents.clone().map(|cols| acts_bytes(n, cols)).max().unwrap_or(0);
         let latent = latents.max().unwrap_or(0);
         sizes.raise_to_only_max(weights, n);
+        let n_only = routing.adjugate.as_ref().map_or(1, |adjugate| adjugate.k.max(1));
         let route = bump.bytes(RouteParts::new(n, k, n_experts).n_bytes());
         let experts = ExpertLayout::new(&sizes, n * k, width, bump);
         let miss = ExpertLayout {
@@ -576,7 +578,7 @@ impl FfnLayout {
         };
         FfnLayout {
             route,
-            only_gate: bump.words(n),
+            only_gate: bump.words(n * n_only),
             latent: bump.words(n * latent),
             latent_acts: bump.bytes(latent_acts),
             pair_rows: bump.words(n * k),
@@ -624,11 +626,14 @@ impl ExpertSizes {
         }
     }
 
-    /// For experts that each of `n` tokens goes to.
+    /// For experts that each of `n` tokens goes to, and those behind the routed ones.
     fn raise_to_only_max(&mut self, weights: &Weights, n: usize) {
         for (l, layer) in weights.layers.iter().enumerate() {
             let Some(ffn) = &layer.ffn else { continue };
-            if let Some(dense) = &weights.dense[l] {
+            if let (Some(adjugate), Some(experts)) = (&ffn.adjugate, &weights.dense[l]) {
+                let (pairs, layout) = (n * adjugate.k, GranuleLayout::new(experts));
+                self.raise_to_max(&adjugate.shape, layout, pairs, experts.n_experts);
+            } else if let Some(dense) = &weights.dense[l] {
                 let shape = ffn.branch.as_ref().map_or(&ffn.expert, |branch| &branch.shape);
                 self.raise_to_max(shape, GranuleLayout::new(dense), n, 1);
             }

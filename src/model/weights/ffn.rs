@@ -135,7 +135,7 @@ impl FfnWeights {
     /// Whether devices have kernels for all of it.
     pub fn has_kernels(&self) -> bool {
         let is_weighed = self.weights_input && self.latent.is_some();
-        self.adjugate.is_none() && !self.splits_input && !is_weighed
+        !self.splits_input && !is_weighed
     }
 
     /// Types of everything that reads the normalised input.
