@@ -9,7 +9,7 @@ static constexpr u32 THREADS = 32;
 static constexpr u32 NONE = 0xffffffffu;
 
 // `Score` of the twin.
-enum : u32 { SOFTMAX, SIGMOID, SPARSE_MIXER };
+enum : u32 { SOFTMAX, SIGMOID, SPARSE_MIXER, SQRT_SOFTPLUS };
 
 // The larger of two places' values: a NaN loses against a number, ties go to the lower index.
 __device__ __forceinline__ bool is_better(float a, u32 i, float b, u32 j) {
@@ -132,8 +132,12 @@ struct RouteParams {
     // Logits are capped softly; 0 leaves them.
     float cap;
     u32 unused;
+    // [vocabulary, k] or null: experts that are chosen for each token, whatever the logits
+    Address<const u32> fixed;
+    // [tokens]: rows of `fixed`
+    Address<const u32> ids;
 };
-static_assert(sizeof(RouteParams) == 80);
+static_assert(sizeof(RouteParams) == 96);
 
 // Dynamic shared memory: 2n + n_groups floats and k ids.
 KERNEL(route, THREADS, RouteParams) {
@@ -162,19 +166,27 @@ KERNEL(route, THREADS, RouteParams) {
     if (score == SIGMOID) {
         for (u32 i = lane; i < n; i += WARP) row[i] = sigmoid(row[i]);
         __syncwarp();
+    } else if (score == SQRT_SOFTPLUS) {
+        for (u32 i = lane; i < n; i += WARP) row[i] = sqrtf(softplus(row[i]));
+        __syncwarp();
     } else {
         softmax_by_warp(row, n);
     }
     for (u32 i = lane; i < n; i += WARP) own[i] = row[i];
     if (score == SPARSE_MIXER) return;
-    for (u32 i = lane; i < n; i += WARP) {
-        values[i] = bias ? row[i] + bias[i] : static_cast<float>(row[i]);
+    if (p.fixed) {
+        Global<const u32> experts = p.fixed + static_cast<u64>(p.ids[blockIdx.x]) * k;
+        for (u32 r = 0; r < k; r++) pick(r, experts[r]);
+    } else {
+        for (u32 i = lane; i < n; i += WARP) {
+            values[i] = bias ? row[i] + bias[i] : static_cast<float>(row[i]);
+        }
+        __syncwarp();
+        if (n_groups > 1) {
+            keep_best_groups(values, merits, n, n_groups, p.n_groups_used, static_cast<bool>(bias));
+        }
+        best_of(values, n, k, pick);
     }
-    __syncwarp();
-    if (n_groups > 1) {
-        keep_best_groups(values, merits, n, n_groups, p.n_groups_used, static_cast<bool>(bias));
-    }
-    best_of(values, n, k, pick);
     __syncwarp();
     if (lane != 0) return;
     float sum = 0.0f;

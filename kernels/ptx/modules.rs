@@ -871,8 +871,8 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "09b5e01d35cd404614da36ff2db9a8764cd9737e57839bec78d5d3b6df2038d3",
-        ptx: "5e54ecacd0eb4dd471bc651f706c20263cb0127b293d4a74f354d321a7901186",
+        digest: "0fb59775d257467763ec35570368274a9b774ada2bec18b959fc69b2fb79db6f",
+        ptx: "d18ed96993f0d210f8fa49332b9196a9a6417332725377cda9176bcecad3963b",
         kernels: &[
             "route",
             "group_route",
@@ -881,32 +881,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "7f7dc6f07ff1588cae2fa6a0618a3acce0d0307a5fd88616049387f36c33fc61",
+                sha256: "9269c725bfc3acdbb74416efb23a6b7d21d83a202994979666bdc0e04e50a9bd",
                 lzma: include_bytes!("router.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "15d21b4de998f90a7a390ae45308adbad907daa3b18b24558da0b50d606055a5",
+                sha256: "90f081a4094b5763c2f610d5e44b09c436a2c44ce4753744fe06f45ef50a88b7",
                 lzma: include_bytes!("router.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "fc97fe4778bf3b440eb49f58f550bcf13aac8de680da2aa21180a7f4c4128084",
+                sha256: "bde1641b83847026aed49253de4852e43d3d77d6c25ee5db728001ca21cec409",
                 lzma: include_bytes!("router.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "4f1b165af6c2cefa08c3bd4258cc04fd91b1fb58f6459f6bcf880949839a5a6a",
+                sha256: "53888b6ae86ad9c3722bc2c4726e2bb538b49edb34dbde3a7c25da22a109e424",
                 lzma: include_bytes!("router.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "27136a69704c0d966281d545c342355b18b737c96cab378cff6a9a90815ca96c",
+                sha256: "2f11250ee41a07f2d00836247cae2d8c03070860ee2f337768ce483c4aed75f9",
                 lzma: include_bytes!("router.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "b09a238a07402d2a2787674fb2cfa67290f09beb57affb163d6c8345dcee99b7",
+                sha256: "474e40e5cf6a4cde52b24d6a0512c1ba7d73b979facf64f3139b3ae06e176ab4",
                 lzma: include_bytes!("router.sm_120.cubin.lzma"),
             },
         ],

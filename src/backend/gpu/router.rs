@@ -10,7 +10,7 @@ const EXPERTS_MAX: usize = 1024;
 const GROUP_THREADS: u32 = 128;
 
 kernel_params! {
-    pub struct RouteParams[80] {
+    pub struct RouteParams[96] {
         probs: DevicePtr,
         bias: DevicePtr,
         scales: DevicePtr,
@@ -26,6 +26,8 @@ kernel_params! {
         jitter: f32,
         cap: f32,
         unused: u32,
+        fixed: DevicePtr,
+        ids: DevicePtr,
     }
 }
 
@@ -77,6 +79,15 @@ pub struct RouteVectors<'a> {
     pub scales: Option<DeviceSlice<'a>>,
 }
 
+/// Experts that a router's tokens go to, whatever the logits.
+#[derive(Clone, Copy)]
+pub struct FixedExperts<'a> {
+    /// u32 [vocabulary, k]
+    pub table: DeviceSlice<'a>,
+    /// u32 [tokens]: rows of the table
+    pub ids: DeviceSlice<'a>,
+}
+
 /// The groups of each token's `k` best experts, a group being `size` neighbouring ones. Each group
 /// has an expert of its own.
 #[derive(Clone, Copy)]
@@ -106,7 +117,46 @@ impl Router {
         stream: &Stream,
         route: DeviceRoute,
         choice: &Choice,
+        vectors: RouteVectors,
+    ) -> Result<()> {
+        // SAFETY: no experts are given.
+        unsafe { self.launch(stream, route, choice, vectors, None) }
+    }
+
+    /// The same with experts that are given, instead of the best.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other.
+    ///
+    /// # Safety
+    /// When the launch runs, `fixed.ids` are rows of its table, which has experts below
+    /// `n_experts`.
+    pub unsafe fn route_to(
+        &self,
+        stream: &Stream,
+        route: DeviceRoute,
+        choice: &Choice,
+        vectors: RouteVectors,
+        fixed: FixedExperts,
+    ) -> Result<()> {
+        assert!(choice.score != Score::SparseMixer, "it weighs as it chooses");
+        assert!(vectors.bias.is_none(), "experts are given, and a bias chooses none");
+        let tokens = route.probs.count::<f32>() / route.n_experts;
+        assert_eq!(fixed.ids.count::<u32>(), tokens);
+        assert!(fixed.table.count::<u32>().is_multiple_of(route.k), "a table's rows");
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.launch(stream, route, choice, vectors, Some(fixed)) }
+    }
+
+    /// # Safety
+    /// As `route_to`.
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        route: DeviceRoute,
+        choice: &Choice,
         RouteVectors { bias, scales }: RouteVectors,
+        fixed: Option<FixedExperts>,
     ) -> Result<()> {
         let (n, k, groups) = (route.n_experts, route.k, choice.n_groups);
         assert!(k <= n && n <= EXPERTS_MAX, "{k} of {n} experts");
@@ -124,7 +174,7 @@ impl Router {
             Score::Softmax | Score::SoftmaxChosen => 0,
             Score::Sigmoid => 1,
             Score::SparseMixer => 2,
-            Score::SqrtSoftplus => unreachable!("{:?} is computed on the CPU", choice.score),
+            Score::SqrtSoftplus => 3,
         };
         let params = RouteParams {
             probs: route.probs.into(),
@@ -142,9 +192,11 @@ impl Router {
             jitter: choice.jitter,
             cap: choice.cap,
             unused: 0,
+            fixed: fixed.map(|fixed| fixed.table).into(),
+            ids: fixed.map(|fixed| fixed.ids).into(),
         };
         let grid = Grid::new([u32_of(tokens), 1, 1], 32).with_shared(4 * (2 * n + groups + k));
-        // SAFETY: sizes are asserted.
+        // SAFETY: sizes are asserted; given experts are the caller's promise.
         unsafe { stream.launch(self.route, grid, &params) }
     }
 

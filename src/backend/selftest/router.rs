@@ -5,7 +5,7 @@ use super::data::Random;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::router::{DeviceRoute, Groups, RouteVectors, Router};
+use crate::backend::gpu::router::{DeviceRoute, FixedExperts, Groups, RouteVectors, Router};
 use crate::backend::ops::{Choice, Route, Score};
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
@@ -29,6 +29,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         ("softmax", Score::Softmax),
         ("sigmoid", Score::Sigmoid),
         ("sparsemixer", Score::SparseMixer),
+        ("sqrtsoftplus", Score::SqrtSoftplus),
     ];
     for (name, score) in scores {
         report.row("route", name, |row| {
@@ -50,10 +51,16 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 };
                 let scaled = Choice { normalize: false, scale: 2.5, ..plain };
                 let capped = Choice { cap: 0.7, ..plain };
+                let table: Vec<u32> = (0..5 * k).map(|i| (i * 5 % n) as u32).collect();
                 for choice in [plain, scaled, capped] {
+                    // SparseMixer weighs as it chooses.
+                    if score != Score::SparseMixer {
+                        let case = Case::new(&logits, n, k, choice);
+                        compare(bench, &router, row, &Case { fixed: Some(&table), ..case })?;
+                    }
                     for bias in [None, Some(&bias[..])] {
                         for scales in [None, Some(&scales[..])] {
-                            let case = Case { logits: &logits, n, k, choice, bias, scales };
+                            let case = Case { scales, bias, ..Case::new(&logits, n, k, choice) };
                             compare(bench, &router, row, &case)?;
                         }
                     }
@@ -66,13 +73,17 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             Ok(())
         });
     }
+    check_groups(bench, &router, report);
+    Ok(())
+}
+
+fn check_groups(bench: &Bench, router: &Router, report: &mut Report) {
     report.row("group_route", "", |row| {
         for shape in bench.shapes(&[[3, 32, 4, 2], [1, 6, 1, 6]], &[], &[[512, 128, 8, 2]]) {
-            compare_groups(bench, &router, row, shape)?;
+            compare_groups(bench, router, row, shape)?;
         }
         Ok(())
     });
-    Ok(())
 }
 
 /// The groups of the best experts, a table of two granules each, and weights that are small.
@@ -143,7 +154,7 @@ fn compare_hard(bench: &Bench, router: &Router, row: &mut Row, score: Score) -> 
             n_groups_used: 1,
             jitter: 0.2,
         };
-        let case = Case { logits: &logits, n: N, k: 6, choice, bias: None, scales: None };
+        let case = Case::new(&logits, N, 6, choice);
         compare(bench, router, row, &case)?;
     }
     Ok(())
@@ -157,14 +168,29 @@ struct Case<'a> {
     choice: Choice,
     bias: Option<&'a [f32]>,
     scales: Option<&'a [f32]>,
+    /// Experts of five tokens of the vocabulary, which come in turn.
+    fixed: Option<&'a [u32]>,
+}
+
+impl<'a> Case<'a> {
+    fn new(logits: &'a [f32], n: usize, k: usize, choice: Choice) -> Case<'a> {
+        Case { logits, n, k, choice, bias: None, scales: None, fixed: None }
+    }
 }
 
 fn compare(bench: &Bench, router: &Router, row: &mut Row, case: &Case) -> Result<()> {
-    let Case { logits, n, k, choice, bias, scales } = *case;
+    let Case { logits, n, k, choice, bias, scales, fixed } = *case;
     let tokens = logits.len() / n;
+    let ids: Vec<u32> = (0..tokens as u32).map(|t| 3 * t % 5).collect();
     let mut route = Route::default();
     (route.k, route.n_experts, route.probs) = (k, n, logits.to_vec());
-    bench.cpu.route(&mut route, &choice, bias);
+    match fixed {
+        None => bench.cpu.route(&mut route, &choice, bias),
+        Some(table) => {
+            let of_token = |t: usize| &table[ids[t] as usize * k..][..k];
+            bench.cpu.route_to(&mut route, &choice, of_token);
+        }
+    }
     scales.into_iter().for_each(|scales| route.scale_weights(scales));
     let probs = bench.up_f32(logits)?;
     let (chosen, weights) = (bench.empty(4 * tokens * k)?, bench.empty(4 * tokens * k)?);
@@ -178,7 +204,17 @@ fn compare(bench: &Bench, router: &Router, row: &mut Row, case: &Case) -> Result
         weights: weights.all(),
     };
     let [bias, scales] = [&bias, &scales].map(|v| v.as_ref().map(DeviceBuffer::all));
-    router.route(&bench.stream, device_route, &choice, RouteVectors { bias, scales })?;
+    let vectors = RouteVectors { bias, scales };
+    match fixed {
+        None => router.route(&bench.stream, device_route, &choice, vectors)?,
+        Some(table) => {
+            let (table, ids) = (bench.up_u32(table)?, bench.up_u32(&ids)?);
+            let fixed = FixedExperts { table: table.all(), ids: ids.all() };
+            // SAFETY: ids are below five, and experts below `n`.
+            unsafe { router.route_to(&bench.stream, device_route, &choice, vectors, fixed)? };
+            bench.stream.synchronize()?;
+        }
+    }
     let shape = format!("{tokens}×{k} of {n}");
     row.words(format!("{shape}: ids"), &bench.down_u32(&chosen)?, &route.chosen);
     row.bits(format!("{shape}: probabilities"), &bench.down_f32(&probs)?, &route.probs);

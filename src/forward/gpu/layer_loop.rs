@@ -154,6 +154,10 @@ fn upload_positions(cx: &mut GpuPass) -> Result<()> {
             }
         }
     }
+    if !kept.tokens.is_empty() {
+        let to = cx.words(&kept.tokens, cx.n());
+        cx.state.staging.upload(stream, to, cx.batch.tokens(), u32::to_le_bytes)?;
+    }
     if cx.role == Role::Answer && cx.is_decode() {
         let last = [cx.n_source(&cx.decoded()) as u32 - 1];
         let to = cx.words(&kept.source, 1);

@@ -184,6 +184,8 @@ pub struct GpuRouter {
     pub logits: GpuLinear,
     pub choice_bias: Option<GpuVector>,
     pub norm: Option<GpuNorm>,
+    /// u32 [vocabulary, k]
+    pub fixed: Option<GpuVector>,
     pub scales: Option<GpuVector>,
 }
 
@@ -624,6 +626,10 @@ impl<'a> Packer<'a> {
                 logits: self.linear(&router.logits),
                 choice_bias: self.optional(&router.choice_bias),
                 norm: router.norm.as_ref().map(|norm| self.norm(norm)),
+                fixed: router.fixed.as_ref().map(|experts| {
+                    let bytes = || experts.iter().flat_map(|e| e.to_le_bytes()).collect();
+                    GpuVector(self.made(4 * experts.len(), bytes))
+                }),
                 scales: self.optional(&router.scales),
             }),
         };

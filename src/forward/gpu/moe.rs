@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum};
-use crate::backend::gpu::router::{DeviceRoute, Groups, RouteVectors};
+use crate::backend::gpu::router::{DeviceRoute, FixedExperts, Groups, RouteVectors};
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::experts::{DecodePairs, Form, GroupedPairs, device_shape, is_grouped};
 use crate::forward::gpu::layers::{
@@ -106,7 +106,16 @@ impl<'a> GpuPass<'a> {
         let vector = |v: &Option<GpuVector>| v.as_ref().map(|v| self.dev.weights.vector(v));
         let vectors =
             RouteVectors { bias: vector(&router.choice_bias), scales: vector(&router.scales) };
-        self.dev.ops.router.route(self.stream(), route, choice, vectors)?;
+        let router_ops = &self.dev.ops.router;
+        match vector(&router.fixed) {
+            None => router_ops.route(self.stream(), route, choice, vectors)?,
+            Some(table) => {
+                let fixed = FixedExperts { table, ids: self.words(&self.kept().tokens, self.n()) };
+                // SAFETY: the table has a row for each token of the vocabulary, whose experts the
+                // binder has checked, and texts' ids are checked when a pass is made.
+                unsafe { router_ops.route_to(self.stream(), route, choice, vectors, fixed)? };
+            }
+        }
         let Some(capacity) = self.hyper().routing.capacity else { return Ok(()) };
         // The capacity counts the tokens of one text. No more tokens than that fill no expert.
         for segment in self.segments().filter(|segment| segment.n() > capacity) {

@@ -27,7 +27,7 @@ pub struct GpuMatrix {
     pub cols: usize,
 }
 
-/// f32s in the buffer.
+/// f32s in the buffer, or u32s where said.
 #[derive(Clone, Debug)]
 pub struct GpuVector(pub(super) Range<usize>);
 

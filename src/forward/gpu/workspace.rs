@@ -57,6 +57,8 @@ pub struct KeptLayout {
     /// Rows of the n-grams' table, f32 [tokens, n_embd], and the tokens' ids plus 1, f32 [tokens]
     pub ngrams: ByteRange,
     pub ids: ByteRange,
+    /// u32 [tokens]: ids, if routers read them
+    pub tokens: ByteRange,
     /// f32 [tokens, n_rot / 2, 2]: cosines and sines of the rows' positions
     pub cos_sin: ByteRange,
     /// The same of sliding layers, if they turn otherwise
@@ -318,6 +320,7 @@ impl WorkspaceLayout {
             streams: bump.words(n_streams(hyper) * row),
             ngrams: bump.words(hyper.ngrams.as_ref().map_or(0, |_| row)),
             ids: bump.words(hyper.ngrams.as_ref().map_or(0, |_| n)),
+            tokens: bump.words(if weights.routes_by_id() { n } else { 0 }),
             cos_sin: bump.words(n * hyper.rope.n_rot),
             sliding_cos_sin: bump.words(match hyper.sliding_rope == hyper.rope {
                 true => 0,

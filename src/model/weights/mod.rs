@@ -195,6 +195,12 @@ impl Weights {
         Ok(weights)
     }
 
+    /// Whether tokens' ids say where some routers send them.
+    pub fn routes_by_id(&self) -> bool {
+        let mut ffns = self.layers.iter().filter_map(|layer| layer.ffn.as_ref());
+        ffns.any(|ffn| matches!(&ffn.gate, Gate::Router(router) if router.fixed.is_some()))
+    }
+
     /// Bytes of all routed experts, and of everything else in the file's tensors.
     pub fn expert_and_dense_bytes(&self, gguf: &Gguf) -> (u64, u64) {
         let of_layer = |l: &LayerExperts| l.n_experts as u64 * l.expert_bytes() as u64;
