@@ -512,13 +512,14 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
     u32 parts = (group + R - 1) / R, head_kv = blockIdx.y / parts, part = blockIdx.y % parts;
     u32 token = blockIdx.z, slot = blockIdx.x, n_slots = gridDim.x;
     Job job;
-    job.position = p.past[0] + p.first_token + token;
+    job.position = position_of(p.past, p.own_rows, p.first_token + token);
     Range seen = seen_by(job.position, p.all, p.window, p.chunk, p.limit);
     u32 split = seen.begin / SPLIT + slot;
     job.seen = seen.common(split * SPLIT, split * SPLIT + SPLIT);
     if (job.seen.is_empty()) return;
-    Rows k(p.k + static_cast<u64>(head_kv) * p.k_ctx * p.k_row, p.k_type, p.k_dim, p.k_row);
-    Rows v(p.v + static_cast<u64>(head_kv) * p.v_ctx * p.v_row, v_type, v_dim, p.v_row);
+    u32 cache = head_kv + (p.own_rows ? p.first_token + token : 0);
+    Rows k(p.k + static_cast<u64>(cache) * p.k_ctx * p.k_row, p.k_type, p.k_dim, p.k_row);
+    Rows v(p.v + static_cast<u64>(cache) * p.v_ctx * p.v_row, v_type, v_dim, p.v_row);
     job.scale = p.scale, job.cap = p.cap, job.bias = p.bias, job.reach = p.reach;
     job.head = head_kv * group + part * R;
     job.n_heads = min(R, group - part * R);
@@ -585,8 +586,10 @@ struct CombineParams {
     Address<const float> sinks;
     // [tokens, n_head, v_dim]
     Address<float> out;
+    u32 own_rows;
+    u32 unused;
 };
-static_assert(sizeof(CombineParams) == 64);
+static_assert(sizeof(CombineParams) == 72);
 
 // Adds up the records of each query. One block for each query.
 KERNEL(attention_combine, COMBINE_THREADS, CombineParams) {
@@ -594,7 +597,7 @@ KERNEL(attention_combine, COMBINE_THREADS, CombineParams) {
     Global<const float> sinks = p.sinks;
     u32 head = blockIdx.x, token = blockIdx.y;
     u64 query = static_cast<u64>(token) * gridDim.x + head;
-    u32 position = p.past[0] + p.first_token + token;
+    u32 position = position_of(p.past, p.own_rows, p.first_token + token);
     Range seen = seen_by(position, p.all, p.window, p.chunk, p.limit);
     u32 n = seen.is_empty() ? 0 : (seen.end - 1) / split_len + 1 - seen.begin / split_len;
     n = min(n, n_slots);

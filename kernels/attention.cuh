@@ -33,8 +33,9 @@ struct AttentionParams {
     u32 n_head;
     // Heads that share a KV head.
     u32 group;
-    // Token t of the launch is at position past[0] + first_token + t. `past` is in memory, so that
-    // one captured graph serves every position.
+    // Token t of the launch is at position past[0] + first_token + t, or, if tokens have rows of
+    // their own, past[first_token + t]. `past` is in memory, so that one captured graph serves
+    // every position.
     u32 first_token;
     Address<const u32> past;
     // The positions that a query sees, see `seen_by`.
@@ -54,9 +55,16 @@ struct AttentionParams {
     u32 chunk;
     // Scores are capped softly; 0 leaves them.
     float cap;
-    u32 unused;
+    // Not 0 if each token has a cache of its own, one behind the other, of one head. For
+    // attention_split.
+    u32 own_rows;
 };
 static_assert(sizeof(AttentionParams) == 136);
+
+// The position of a launch's token.
+__device__ __forceinline__ u32 position_of(Global<const u32> past, u32 own_rows, u32 token) {
+    return own_rows ? past[token] : past[0] + token;
+}
 
 // Positions begin … end.
 struct Range {

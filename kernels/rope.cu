@@ -20,8 +20,11 @@ struct RopeParams {
     u32 pairs;
     // Pair i is elements (2i, 2i + 1) if this is not 0, otherwise (i, i + pairs).
     u32 adjacent;
+    // Factor on sines: −1 turns back.
+    float sign;
+    u32 unused;
 };
-static_assert(sizeof(RopeParams) == 48);
+static_assert(sizeof(RopeParams) == 56);
 
 // One thread for each pair. Memory traffic: x once each way; heads share a row of the table.
 KERNEL(rope, THREADS, RopeParams) {
@@ -34,7 +37,7 @@ KERNEL(rope, THREADS, RopeParams) {
     u64 first = head * p.head_dim + p.offset + (p.adjacent ? 2 * pair : pair);
     u64 second = first + (p.adjacent ? 1 : p.pairs);
     Global<float> x = p.x;
-    float a = x[first], b = x[second];
-    x[first] = a * turn.x - b * turn.y;
-    x[second] = a * turn.y + b * turn.x;
+    float a = x[first], b = x[second], sine = turn.y * p.sign;
+    x[first] = a * turn.x - b * sine;
+    x[second] = a * sine + b * turn.x;
 }

@@ -56,8 +56,8 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "597d1a656cec8d6d1704fd1d0d1c7fd2baea13caf188ac3e853c923a1a6d8478",
-        ptx: "6a89e604e317958fbace2595d2da46e8b85db52f2940b822fbe9b97927f4c4c9",
+        digest: "4a32e4e8a9a322452b7c6c7480dd644736c18f6131856d061dccfe9d8b2dfb55",
+        ptx: "627c62746c64111d7834009c5bd5410eb51011f6d4fdc2b0fad2890f7daa65b7",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -70,7 +70,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "49495a3dab4c7e8ebee431365b3723b4e0afc68dc49d139309d712737b396717",
+                sha256: "4ee216a3c84a66eeaf97c6612bc6946a938fe07aec1b0e2e68438203d466af2a",
                 lzma: include_bytes!("attention.sm_75.cubin.lzma"),
             },
         ],
@@ -78,8 +78,8 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "597d1a656cec8d6d1704fd1d0d1c7fd2baea13caf188ac3e853c923a1a6d8478",
-        ptx: "4d64d5dc351d28ccbf9e6950a9eb62a144e141c07ebecc92cdd0754a2daa8b5e",
+        digest: "4a32e4e8a9a322452b7c6c7480dd644736c18f6131856d061dccfe9d8b2dfb55",
+        ptx: "927eeb613ef377be277faf984ad42c32df74d7bffdea5d41058d2488c5c992cf",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -92,27 +92,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "b843ef98e754c4a883594b391265b6abb1b9bfcdd1313d1a76dc1a1e55d93ec4",
+                sha256: "7f2399efb9c52043631dd332f7598c4707dc23f9715a2dbd801e8e3f70df79ff",
                 lzma: include_bytes!("attention.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "95e61ace07c9f0aae4a3004bc424fe2dfcedf1dea0777456ed44d85bb2ebfd9d",
+                sha256: "08ce01d08ab2015ff14196325805a68b0becf5c275472ed0d1e6da8983207d74",
                 lzma: include_bytes!("attention.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "61f2ae62983282ed4985b770efcec97cf62d0c36290d4373387706d612069a40",
+                sha256: "daf8949d24765d95b2d2f5435eeca8ada1ebfc414796263fa6663c72bc660e3d",
                 lzma: include_bytes!("attention.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "675cb216c809c03602aa819fe5c68ee87f9cedfa63e563127768cdde5471323f",
+                sha256: "12a24fd1a5f6c224ba6b7634e2a33ef0fd25c1da350ae0af411ebdf9d21e7f5b",
                 lzma: include_bytes!("attention.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "37df4364c7772e419adb86b6bdd82982e1bd74f9d614daaf62d5fdf1885a8f71",
+                sha256: "230b07afbbf702292df04e15adf061b83f8c895cbb18549f9c859f6e502efef3",
                 lzma: include_bytes!("attention.sm_120.cubin.lzma"),
             },
         ],
@@ -120,7 +120,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
+        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
         ptx: "7c77c146ea46385e836ff6876c61cef100b04f057914e0e5cc95f28721d88d19",
         kernels: &[
             "attention_prompt_64",
@@ -139,7 +139,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
+        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
         ptx: "ac7c00c9543b284793d0c16e4d869b955d5d7cda1a88d4830a801ed4cb64af41",
         kernels: &[
             "attention_prompt_64",
@@ -218,6 +218,50 @@
                 compute: 120,
                 sha256: "0a1f9371ca90777d0a75b8db43c7dd668f1c7fdc27eb9df603199eeb57b8e7bc",
                 lzma: include_bytes!("cache.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "compress",
+        compute: 75,
+        digest: "a19277e103a50c08819468983e8438c0972a729044130b92cde1b100f515adee",
+        ptx: "a7330e267b9254af637b29db6cc06fa7378d9940ca9d8c6b34a7fff8723eb5d3",
+        kernels: &[
+            "keep_rows",
+            "compress_rows",
+            "gather_seen",
+        ],
+        lzma: include_bytes!("compress.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "080317b7ba4210d202547273c69011550a9ce3117601e42a473f1ac8c9ef9613",
+                lzma: include_bytes!("compress.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "0f236b231f0bb90c25a0b6b85fcef038d8fbfd43afbeb57c3cd2797c91c9a8b1",
+                lzma: include_bytes!("compress.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "2bac3a31d532bc4e2abcc92e2d8103a3da20e13ef48a15db46acc212166faa3e",
+                lzma: include_bytes!("compress.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "e6af7b4aac1c29c7b0f12f255282e012225128badfbcf0127d971557799de515",
+                lzma: include_bytes!("compress.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "1ba210136089135dd3bfb305c6aaf576fa03a8f30d90b5e75ce952d50c457db4",
+                lzma: include_bytes!("compress.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "77a941d3f270c4d3f8217d63dca477b3477faee6f46c331e318680d15676a793",
+                lzma: include_bytes!("compress.sm_120.cubin.lzma"),
             },
         ],
     },
@@ -829,8 +873,8 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "4a39d254733e82d94beb85ad83749aad001e5c97bd68540e7a8969f3d4df07bb",
-        ptx: "a542de80af5f0f421c60c1a136c36c47d40e823b85dde06c322e0673881e9d78",
+        digest: "e109eb1da81e43ec97798eed74796cb27193d6ff1e96e30a189ef099914e5414",
+        ptx: "b922afd277a583cb9a74f96dd9e997202a8ea7e1ad7c67fcb38d3f1c5b91897c",
         kernels: &[
             "rope",
         ],
@@ -838,32 +882,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "008eb1e9b0c5bca1b485e8484577baf69dd9bbc6bb787ec46c05a461554180b2",
+                sha256: "fd3eca67c30bd3b637c2faf217e813c0bc8ed30cd93e852451d739e58fbf91ed",
                 lzma: include_bytes!("rope.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "ffd4225ed73b75e9f3571bbb968956c9f1232af57d53a64fca7d85c728a77941",
+                sha256: "cd7d98bb09ce32c4fcd8b249f371206cb6a3235fd3e8f8d8eca69cf9ca1654fa",
                 lzma: include_bytes!("rope.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "85131beb6ab5968633cff5170a5dbfb528a48dc19be11e70d0c2933040cc28b1",
+                sha256: "da9d911e2ddec00b4950a4f7e0ea0002d834d783ea42e564a65733c0350d68e0",
                 lzma: include_bytes!("rope.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "07f85c4c3d22931a000b060be1325d9a851f493019ccb3b0d94372a7a4bf5476",
+                sha256: "e34a574d1dc1375b42e74426c2993d0b91fdaa80638d9af7ae45ed9424e929fb",
                 lzma: include_bytes!("rope.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "096cab1ad5bcb40f3c4b4d2cfa0588e48ca884593d7208fa48a9d864ff4cfac4",
+                sha256: "ff0b1b9dc5d0fb86811efa55eb9af8e7d69154674463e07e6e8d5886dd241add",
                 lzma: include_bytes!("rope.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "e29b43f7dd9c76196fa1df14929d1b050185498815b322917beb8976e8f41bb5",
+                sha256: "7d96ff6a02c56d683a759db091ac6d4fcaf3297799b3842b62ecd3afbe8b574e",
                 lzma: include_bytes!("rope.sm_120.cubin.lzma"),
             },
         ],

@@ -21,7 +21,8 @@ pub struct CompressedParams {
 
 /// Layers of this ratio have rows that overlap, of which an indexer chooses.
 pub const INDEXED: usize = 4;
-const RATIOS: [u32; 3] = [0, INDEXED as u32, 128];
+/// All ratios of layers with compressed rows.
+pub const RATIOS: [usize; 2] = [INDEXED, 128];
 const KEY: &str = "attention.compress_ratios";
 
 impl CompressedParams {
@@ -83,7 +84,9 @@ pub fn row_of_block(ratio: usize, block: usize) -> usize {
 pub(super) fn ratios(keys: &Keys, n: usize) -> Result<Vec<usize>> {
     let list = keys.gguf.u32s(&keys.descriptor.key(KEY))?.unwrap_or_default();
     match list.get(..n) {
-        Some(list) if list.iter().all(|ratio| RATIOS.contains(ratio)) => {
+        Some(list)
+            if list.iter().all(|ratio| *ratio == 0 || RATIOS.contains(&(*ratio as usize))) =>
+        {
             Ok(list.iter().map(|ratio| *ratio as usize).collect())
         }
         _ => Err(keys.bad(KEY, format!("0, 4 or 128 for each of {n} layers"), format!("{list:?}"))),

@@ -47,6 +47,7 @@ impl Bound {
                 lens.into_iter().flatten().map(|n| 4 * n.next_multiple_of(64) as u64).sum()
             }
             Mixer::Latent(latent) => latent.k_b.all.own_bytes() as u64,
+            Mixer::Compressed(w) => 4 * w.ones.len().next_multiple_of(64) as u64,
             // Its decays begin at a multiple of 256 bytes on a device.
             Mixer::Lightning(w) => 4 * w.log_decay.len().next_multiple_of(64) as u64,
             _ => 0,

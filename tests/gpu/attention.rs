@@ -229,6 +229,7 @@ impl<'a> OnDevice<'a> {
         let max_seen = case.end();
         let bias = DeviceBias::Near { reach: REACH, values: self.bias.all() };
         let shape = DeviceAttention {
+            own_rows: false,
             n_head: case.n_head(),
             n_head_kv: case.n_head_kv,
             past: past.all(),
@@ -422,6 +423,7 @@ fn one_graph_serves_other_texts_of_any_length() {
     let q = bench.up_f32(&longest.data().q);
     let work = bench.empty(Attention::work_bytes(longest.n_head(), 32, longest.end(), 1));
     let shape = DeviceAttention {
+        own_rows: false,
         n_head: longest.n_head(),
         n_head_kv: longest.n_head_kv,
         past: last.all(),
@@ -458,6 +460,7 @@ fn one_graph_serves_a_text_that_grows() {
     let [k, v] = [case.k_dim, case.v_dim].map(|dim| bench.empty(4 * case.n_head_kv * dim));
     let work = bench.empty(Attention::work_bytes(case.n_head(), case.v_dim, case.n_ctx(), 1));
     let shape = DeviceAttention {
+        own_rows: false,
         n_head: case.n_head(),
         n_head_kv: case.n_head_kv,
         past: past.all(),

@@ -165,6 +165,43 @@ agree! {
     parts_without_kernels: 0.0, ["dots3note", "minimax-m3"];
 }
 
+/// Attention to compressed rows, whose indexer has none to leave out: blocks of 4 and of 128
+/// positions, in one pass and in parts, over caches of any type.
+#[test]
+fn compressed_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, cache) in [("deepseek4", CacheType::F32), ("deepseek4_hf", CacheType::F16)] {
+        let path = convert_golden(name, "q8_0", dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let with = |options: EngineOptions| EngineOptions {
+            overrides: vec!["deepseek4.attention.indexer.top_k=int:64".parse().unwrap()],
+            cache_type_k: cache,
+            cache_type_v: cache,
+            n_ctx: Some(256),
+            exact: true,
+            ..options
+        };
+        let text: Vec<u32> = (0..130).map(|i| 3 + (i * 37) % 90).collect();
+        let answer = |engine: &Arc<Engine>| {
+            let mut session = engine.new_session().unwrap();
+            let mut out = session.eval(&text[..126], Want::Last).unwrap().all().to_vec();
+            for token in &text[126..] {
+                out.extend_from_slice(session.eval(&[*token], Want::Last).unwrap().all());
+            }
+            bits(&out)
+        };
+        let expected = answer(&load(&path, &with(on_cpu())));
+        let device = load(&path, &with(on_device(1, "")));
+        let plan = &device.plan().device.as_ref().unwrap().plan;
+        assert_eq!((plan.n_cpu_only, plan.gpu_layers.start), (0, 0), "{name}");
+        assert!(answer(&device) == expected, "{name}, cache of {cache}");
+        let parts = EngineOptions { n_ubatch: Some(50), ..on_device(2, "60%") };
+        assert!(answer(&load(&path, &with(parts))) == expected, "{name} in parts");
+    }
+}
+
 /// Models of which no layer is left to the CPU.
 const WITHOUT_CPU: [&str; 16] = [
     "lfm2moe",

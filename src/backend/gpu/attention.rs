@@ -69,12 +69,12 @@ kernel_params! {
         n_slots: u32,
         chunk: u32,
         cap: f32,
-        unused: u32,
+        own_rows: u32,
     }
 }
 
 kernel_params! {
-    pub struct CombineParams[64] {
+    pub struct CombineParams[72] {
         work: DevicePtr,
         n_slots: u32,
         split_len: u32,
@@ -87,6 +87,8 @@ kernel_params! {
         chunk: u32,
         sinks: DevicePtr,
         out: DevicePtr,
+        own_rows: u32,
+        unused: u32,
     }
 }
 
@@ -129,9 +131,12 @@ impl<'a> DeviceBias<'a> {
 pub struct DeviceAttention<'a> {
     pub n_head: usize,
     pub n_head_kv: usize,
-    /// u32: position of the first query. It is read when the kernels run, so that a graph can be
-    /// run again as the text grows.
+    /// u32: position of the first query, or of each if they have rows of their own. It is read when
+    /// the kernels run, so that a graph can be run again as the text grows.
     pub past: DeviceSlice<'a>,
+    /// Each token has a cache of its own, of one head, one behind the other. They are computed
+    /// exactly.
+    pub own_rows: bool,
     /// No query of this launch, or of the graph that it becomes, sees positions from here on.
     pub max_seen: usize,
     pub all: Option<usize>,
@@ -172,7 +177,11 @@ impl DeviceAttention<'_> {
         assert!(k.heads == heads && v.heads == heads, "KV heads of the rows");
         k.assert_whole();
         v.assert_whole();
-        assert!(self.past.holds::<u32>(1));
+        let n_caches = if self.own_rows { tokens } else { 1 };
+        assert!(self.past.holds::<u32>(n_caches));
+        let are_there =
+            |rows: &DeviceRows| n_caches * rows.n_ctx * rows.row_bytes() <= rows.data.len();
+        assert!(!self.own_rows || heads == 1 && are_there(k) && are_there(v), "rows of each token");
         assert!(q.holds::<f32>(tokens * self.n_head * k.dim), "{tokens} queries");
         assert!(self.sinks.is_none_or(|sinks| sinks.holds::<f32>(self.n_head)), "a sink a head");
         let is_whole = self.bias.is_none_or(|bias| bias.is_for(self.n_head));
@@ -291,7 +300,7 @@ impl Part<'_> {
             n_slots: u32_of(self.slots),
             chunk: or_none(shape.chunk),
             cap: shape.cap.unwrap_or(0.0),
-            unused: 0,
+            own_rows: shape.own_rows.into(),
         }
     }
 }
@@ -354,7 +363,7 @@ impl Attention {
         shape.check(tokens, q, &k, &v);
         let (q_token, out_token) = (4 * shape.n_head * k.dim, 4 * shape.n_head * v.dim);
         assert!(out.len() >= tokens * out_token && out.holds::<f32>(0), "{tokens} results");
-        let prompt = shape.prompt && self.has_prompt_kernel(&k, &v);
+        let prompt = shape.prompt && !shape.own_rows && self.has_prompt_kernel(&k, &v);
         let split_len = if prompt { PROMPT_SPLIT } else { SPLIT };
         let slots = shape.slots(split_len, 1, k.n_ctx.min(v.n_ctx));
         let work_token = 4 * shape.n_head * slots * record_floats(v.dim);
@@ -425,6 +434,8 @@ impl Attention {
             chunk: or_none(shape.chunk),
             sinks: shape.sinks.into(),
             out: data.out.into(),
+            own_rows: shape.own_rows.into(),
+            unused: 0,
         };
         let blocks = [u32_of(shape.n_head), u32_of(data.tokens), 1];
         // SAFETY: there is a record for each token, head and split, and the results fit (asserted).

@@ -76,7 +76,9 @@ impl<'a> DeviceRows<'a> {
         let _ = self.type_code();
         assert!(dim > 0 && dim <= stride, "rows of {dim} elements, {stride} apart");
         assert!(stride.is_multiple_of(ty.block_len()), "{stride} elements cut a block of {ty}");
-        let bytes = heads * n_ctx * self.row_bytes();
+        let last = dim / ty.block_len() * ty.block_bytes();
+        let rows = heads * n_ctx;
+        let bytes = rows.saturating_sub(1) * self.row_bytes() + rows.min(1) * last;
         assert!(bytes <= data.len(), "{heads}×{n_ctx} rows in {} bytes", data.len());
         // Blocks' scales are halves.
         let align = if self.are_blocks() { 2 } else { ty.block_bytes() as u64 };

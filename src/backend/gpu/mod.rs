@@ -12,6 +12,7 @@ pub mod acts;
 pub mod attention;
 mod buffer;
 pub mod cache;
+pub mod compress;
 pub mod conv;
 pub mod delta;
 pub mod embed;
@@ -57,6 +58,8 @@ pub const LAYOUTS: &[&Layout] = &[
     attention::AttentionParams::LAYOUT,
     attention::CombineParams::LAYOUT,
     cache::CacheStoreParams::LAYOUT,
+    compress::CompressParams::LAYOUT,
+    compress::GatherParams::LAYOUT,
     conv::ShortConvParams::LAYOUT,
     delta::DeltaRuleParams::LAYOUT,
     delta::DeltaNormParams::LAYOUT,

@@ -7,7 +7,7 @@ use crate::backend::ops::{RopePairing, RopeShape};
 const THREADS: u32 = 128;
 
 kernel_params! {
-    pub struct RopeParams[48] {
+    pub struct RopeParams[56] {
         x: DevicePtr,
         cos_sin: DevicePtr,
         rows: DevicePtr,
@@ -17,6 +17,8 @@ kernel_params! {
         offset: u32,
         pairs: u32,
         adjacent: u32,
+        sign: f32,
+        unused: u32,
     }
 }
 
@@ -28,6 +30,8 @@ pub struct Rope(Kernel<RopeParams>);
 pub struct DeviceCosSin<'a> {
     pub data: DeviceSlice<'a>,
     pub n_pairs: usize,
+    /// Elements are turned back.
+    pub back: bool,
 }
 
 impl Rope {
@@ -70,6 +74,8 @@ impl Rope {
             offset: u32_of(shape.offset),
             pairs: u32_of(pairs),
             adjacent,
+            sign: if table.back { -1.0 } else { 1.0 },
+            unused: 0,
         };
         // SAFETY: sizes are asserted; the rows are the caller's promise.
         unsafe { stream.launch(self.0, Grid::each(tokens * heads * pairs, THREADS), &params) }

@@ -224,6 +224,7 @@ impl Case {
         let (values, sinks) = (bias.as_ref().map(up).transpose()?, bench.up_f32(&sinks)?);
         let (k, v, past) = (k?, v?, bench.up_u32(&[past as u32])?);
         let shape = DeviceAttention {
+            own_rows: false,
             n_head,
             n_head_kv,
             past: past.all(),

@@ -7,6 +7,7 @@
 mod activate;
 mod attention;
 mod bench;
+mod compress;
 mod conv;
 #[doc(hidden)] // tests use its numbers
 pub mod data;
@@ -47,6 +48,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("rows", rows::check),
     ("activate", activate::check),
     ("attention", attention::check),
+    ("compress", compress::check),
     ("conv", conv::check),
     ("delta", delta::check),
     ("kda", kda::check),

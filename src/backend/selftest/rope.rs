@@ -31,15 +31,21 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
                 let (mut table, mut whole) = (RopeTable::default(), RopeTable::default());
                 table.fill(&frequencies, FIRST, tokens);
                 whole.fill(&frequencies, 0, FIRST + tokens);
+                let mut back = RopeTable::default();
+                back.fill_back(&table);
                 bench.cpu.rope(&mut x, shape, &table);
                 let cos_sin = bench.up_f32(whole.turns().as_flattened())?;
                 let rows: Vec<u32> = (FIRST..FIRST + tokens).map(|p| p as u32).collect();
                 let rows = bench.up_u32(&rows)?;
-                let table = DeviceCosSin { data: cos_sin.all(), n_pairs };
-                // SAFETY: the table has each of these positions.
-                unsafe { rope.launch(&bench.stream, x_up.all(), shape, table, rows.all()) }?;
-                let shape = format!("{tokens}×{heads}×{head_dim}");
-                row.bits(shape, &bench.down_f32(&x_up)?, &x);
+                let data = cos_sin.all();
+                let name = format!("{tokens}×{heads}×{head_dim}");
+                for is_back in [false, true] {
+                    let table = DeviceCosSin { data, n_pairs, back: is_back };
+                    // SAFETY: the table has each of these positions.
+                    unsafe { rope.launch(&bench.stream, x_up.all(), shape, table, rows.all()) }?;
+                    row.bits(&name, &bench.down_f32(&x_up)?, &x);
+                    bench.cpu.rope(&mut x, shape, &back);
+                }
             }
             Ok(())
         });

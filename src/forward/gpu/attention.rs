@@ -163,7 +163,8 @@ impl<'a> GpuPass<'a> {
     }
 
     fn cos_sin(&self, range: &ByteRange, n_rot: usize) -> DeviceCosSin<'a> {
-        DeviceCosSin { data: self.words(range, self.n() * n_rot), n_pairs: n_rot / 2 }
+        let data = self.words(range, self.n() * n_rot);
+        DeviceCosSin { data, n_pairs: n_rot / 2, back: false }
     }
 
     /// Multiplies queries by their positions' factors, if the model has a temperature.
@@ -195,7 +196,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// u32 [1]: the position of a segment's first row
-    fn past(&self, segment: &GpuSegment<'a>) -> DeviceSlice<'a> {
+    pub fn past(&self, segment: &GpuSegment<'a>) -> DeviceSlice<'a> {
         segment.word(self.words(&self.kept().past, self.batch.n_segments()))
     }
 
@@ -204,6 +205,7 @@ impl<'a> GpuPass<'a> {
     pub fn view(&self, segment: &GpuSegment<'a>) -> DeviceAttention<'a> {
         let sees_all = self.role == Role::Source || self.hyper().sees_all;
         DeviceAttention {
+            own_rows: false,
             n_head: self.hyper().n_head,
             n_head_kv: self.hyper().n_head_kv,
             past: self.past(segment),

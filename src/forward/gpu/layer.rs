@@ -80,17 +80,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         cx.read_streams(l, Part::Mixer)?;
         cx.norm(&layer.norm, cx.x(), cx.h())?;
     }
-    match &layer.mixer {
-        GpuMixer::None => {}
-        GpuMixer::Attention(w) => cx.attention(l, w)?,
-        GpuMixer::Latent(w) => cx.latent_attention(l, w)?,
-        GpuMixer::Delta(w) => cx.delta_rule(l, w)?,
-        GpuMixer::Kda(w) => cx.kda(l, w)?,
-        GpuMixer::ShortConv(w) => cx.short_conv(l, w)?,
-        GpuMixer::Mamba(w) => cx.mamba(l, w)?,
-        GpuMixer::Mamba2(w) => cx.mamba2(l, w)?,
-        GpuMixer::Lightning(w) => cx.lightning(l, w)?,
-    }
+    mix(cx, l)?;
     layer.ffn.as_ref().map_or(Ok(()), |ffn| cx.keep_before(ffn))?;
     if !matches!(layer.mixer, GpuMixer::None) {
         cx.feed_streams(l, Part::Mixer, layer.post_norm.as_ref(), 1.0)?;
@@ -131,4 +121,20 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     }
     // narrow experts' input
     ffn.latent.as_ref().map_or(Ok(()), |latent| cx.narrow(l, latent, &acts))
+}
+
+/// h → y
+fn mix(cx: &mut GpuPass, l: usize) -> Result<()> {
+    match &cx.layer(l).mixer {
+        GpuMixer::None => Ok(()),
+        GpuMixer::Attention(w) => cx.attention(l, w),
+        GpuMixer::Latent(w) => cx.latent_attention(l, w),
+        GpuMixer::Delta(w) => cx.delta_rule(l, w),
+        GpuMixer::Kda(w) => cx.kda(l, w),
+        GpuMixer::ShortConv(w) => cx.short_conv(l, w),
+        GpuMixer::Mamba(w) => cx.mamba(l, w),
+        GpuMixer::Mamba2(w) => cx.mamba2(l, w),
+        GpuMixer::Lightning(w) => cx.lightning(l, w),
+        GpuMixer::Compressed(w) => cx.compressed_attention(l, w),
+    }
 }

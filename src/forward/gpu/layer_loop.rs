@@ -80,6 +80,7 @@ fn run_layers(cx: &mut GpuPass) -> Result<()> {
     capture_graphs(cx)?;
     cx.upload_ngrams()?;
     upload_positions(cx)?;
+    cx.upload_blocks()?;
     cx.upload_layer_inputs()?;
     for l in cx.layers() {
         before_layer(cx, l)?;

@@ -8,6 +8,7 @@ use crate::backend::ops::{
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
+use crate::forward::gpu::compressed_layers::GpuCompressed;
 use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
 use crate::model::heads::LatentShape;
@@ -167,13 +168,15 @@ pub enum GpuMixer {
     Mamba(Box<GpuMamba>),
     Mamba2(GpuMamba2),
     Lightning(GpuLightning),
+    Compressed(Box<GpuCompressed>),
 }
 
 impl GpuMixer {
-    /// Whether it keeps a state of a text.
+    /// Whether it keeps a state of a text in its layer's own place.
     pub fn has_state(&self) -> bool {
         match self {
             GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Latent(_) => false,
+            GpuMixer::Compressed(_) => false,
             GpuMixer::Delta(_) | GpuMixer::Kda(_) | GpuMixer::ShortConv(_) => true,
             GpuMixer::Mamba(_) | GpuMixer::Mamba2(_) | GpuMixer::Lightning(_) => true,
         }
@@ -356,8 +359,11 @@ pub struct GpuEncoder {
 impl GpuLayer {
     /// Places of the cache with states of layer `l`, in the order in which they are computed.
     pub fn state_slots(&self, hyper: &HyperParams, l: usize) -> impl Iterator<Item = usize> {
-        let of_ngrams = self.ngrams.is_some().then(|| hyper.second_slot(l));
-        of_ngrams.into_iter().chain(self.mixer.has_state().then_some(l))
+        let compresses =
+            matches!(&self.mixer, GpuMixer::Compressed(w) if !w.compressors.is_empty());
+        let has_second = self.ngrams.is_some() || compresses;
+        let second = has_second.then(|| hyper.second_slot(l));
+        second.into_iter().chain(self.mixer.has_state().then_some(l))
     }
 
     /// The layer's experts that every token goes to.
@@ -387,7 +393,7 @@ impl<'a> Packer<'a> {
             Mixer::Mamba(w) => GpuMixer::Mamba(Box::new(self.mamba(w))),
             Mixer::Mamba2(w) => GpuMixer::Mamba2(self.mamba2(w)),
             Mixer::Lightning(w) => GpuMixer::Lightning(self.lightning(w)),
-            _ => unreachable!("layers without kernels are on the CPU"),
+            Mixer::Compressed(w) => GpuMixer::Compressed(Box::new(self.compressed(w))),
         };
         let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
             norm: self.norm(&cross.norm),

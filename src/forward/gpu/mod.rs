@@ -7,8 +7,11 @@
 
 mod acts;
 mod attention;
+mod bump;
 mod cache;
 mod cache_rows;
+mod compressed;
+mod compressed_layers;
 mod cross_attention;
 mod decode_pipeline;
 mod device_model;

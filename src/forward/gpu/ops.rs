@@ -6,6 +6,7 @@ use crate::backend::gpu::activate::Activate;
 use crate::backend::gpu::acts::Quantize;
 use crate::backend::gpu::attention::Attention;
 use crate::backend::gpu::cache::CacheStore;
+use crate::backend::gpu::compress::Compress;
 use crate::backend::gpu::conv::Conv;
 use crate::backend::gpu::delta::Delta;
 use crate::backend::gpu::expert::Experts;
@@ -32,6 +33,7 @@ pub struct Ops {
     pub rope: Rope,
     pub store: CacheStore,
     pub attention: Attention,
+    pub compress: Compress,
     pub conv: Conv,
     pub delta: Delta,
     pub scan: Scanner,
@@ -56,6 +58,7 @@ impl Ops {
             rope: Rope::load(gpu)?,
             store: CacheStore::load(gpu)?,
             attention: Attention::load(gpu)?,
+            compress: Compress::load(gpu)?,
             conv: Conv::load(gpu)?,
             delta: Delta::load(gpu)?,
             scan: Scanner::load(gpu)?,

@@ -9,14 +9,14 @@ use crate::backend::ops::ExpertShape;
 use crate::backend::ops::Route;
 use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::acts_bytes;
+pub use crate::forward::gpu::bump::{BumpLayout, ByteRange};
+use crate::forward::gpu::compressed_layers::{CompressedLayout, CompressedSizes};
 use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
 use crate::model::heads::LatentShape;
 use crate::model::hyper::HyperParams;
 use crate::model::weights::{LatentWeights, Mixer, Query, Streams, Weights};
 use std::ops::Range;
-
-pub type ByteRange = Range<usize>;
 
 /// The ranges of the buffers in the allocation. Buffers are f32 with a row for each token unless
 /// said; shapes are those of the CPU's `Buffers`.
@@ -31,6 +31,7 @@ pub struct WorkspaceLayout {
     pub streams: StreamLayout,
     pub ngrams: NgramLayout,
     pub mixer: MixerLayout,
+    pub compressed: CompressedLayout,
     pub ffn: FfnLayout,
     pub logits: ByteRange,
     /// Scratch memory for choosing the best logits, and the result: f32 [k], then u32 [k].
@@ -67,6 +68,10 @@ pub struct KeptLayout {
     pub temperature: ByteRange,
     /// u32 [segments]: position of the first row
     pub past: ByteRange,
+    /// By ratio of compressed rows: u32 [segments], the first block that a text's rows complete,
+    /// and f32 [tokens, n_rot / 2, 2], cosines and sines of the positions at which blocks begin
+    pub blocks: [ByteRange; 2],
+    pub block_cos_sin: [ByteRange; 2],
     /// u32 [1]: the last position of the source text
     pub source: ByteRange,
     /// f32 [layers, tokens, layer_input]: the layers' own inputs
@@ -281,27 +286,6 @@ impl RouteParts {
     }
 }
 
-/// Allocates ranges one after the other.
-#[derive(Default)]
-pub struct BumpLayout(usize);
-
-impl BumpLayout {
-    pub fn bytes(&mut self, n: usize) -> ByteRange {
-        let start = self.0.next_multiple_of(256);
-        self.0 = start + n;
-        start..self.0
-    }
-
-    /// f32 or u32
-    pub fn words(&mut self, n: usize) -> ByteRange {
-        self.bytes(4 * n)
-    }
-
-    pub fn n_bytes(&self) -> usize {
-        self.0
-    }
-}
-
 impl WorkspaceLayout {
     /// For micro-batches of up to `n` tokens in contexts of `n_ctx`, with `n_peers` further
     /// devices.
@@ -315,6 +299,7 @@ impl WorkspaceLayout {
         let mut bump = BumpLayout::default();
         let row = n * hyper.n_embd;
         let n_vocab = weights.output.weight.rows;
+        let n_blocks = hyper.compressed.as_ref().map_or(0, |_| n);
         let mut kept = || KeptLayout {
             x: bump.words(row),
             streams: bump.words(n_streams(hyper) * row),
@@ -328,6 +313,8 @@ impl WorkspaceLayout {
             }),
             temperature: bump.words(hyper.temperature.map_or(0, |_| n * hyper.head_dim)),
             past: bump.words(n),
+            blocks: [n_blocks; 2].map(|n| bump.words(n)),
+            block_cos_sin: [n_blocks; 2].map(|n| bump.words(n * hyper.rope.n_rot)),
             source: bump.words(1),
             inputs: bump.words(n * hyper.n_layers * hyper.layer_input),
         };
@@ -340,6 +327,7 @@ impl WorkspaceLayout {
             streams: StreamLayout::new(hyper, weights, n, &mut bump),
             ngrams: NgramLayout::new(hyper, n, &mut bump),
             mixer: MixerLayout::new(hyper, weights, n, n_ctx, &mut bump),
+            compressed: CompressedLayout::new(weights, hyper, n, n_ctx, &mut bump),
             ffn: FfnLayout::new(hyper, weights, n, n_peers, &mut bump),
             logits: bump.words(LOGITS_ROWS.min(n) * n_vocab),
             top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
@@ -350,7 +338,7 @@ impl WorkspaceLayout {
             encoder: encoder_rows(hyper, n_ctx).map(|n| bump.words(n)),
             n_bytes: 0,
         };
-        layout.n_bytes = bump.0;
+        layout.n_bytes = bump.n_bytes();
         layout
     }
 
@@ -492,6 +480,7 @@ impl MixerLayout {
         bump: &mut BumpLayout,
     ) -> MixerLayout {
         let (mut raw, mut latent) = (0, LatentWidths::default());
+        let mut compressed = CompressedSizes::default();
         // Elements of a token's queries and of its values.
         let mut keys = [h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v];
         let mut widths = [h.n_head * h.head_dim, h.n_head * h.head_dim_v];
@@ -513,6 +502,7 @@ impl MixerLayout {
                     widths = [widths[0].max(own[0]), widths[1].max(own[1])];
                     latent.raise_to(w, n);
                 }
+                Mixer::Compressed(w) => compressed.raise_to(w, h, n, n_ctx),
                 mixer => recurrent.raise_to(mixer),
             }
         }
@@ -523,9 +513,10 @@ impl MixerLayout {
             acts_bytes(n, recurrent.values),
             acts_bytes(n, recurrent.rank),
             latent.acts,
+            compressed.acts,
         ];
         let v_dim = if latent.rank > 0 { latent.rank } else { h.head_dim_v };
-        let work = Attention::work_bytes(h.n_head, v_dim, n_ctx, n);
+        let work = Attention::work_bytes(h.n_head, v_dim, n_ctx.max(compressed.n_rows), n);
         MixerLayout {
             q: bump.words(n * widths[0]),
             raw: bump.words(raw),
@@ -533,7 +524,7 @@ impl MixerLayout {
             v: bump.words(n * keys[1]),
             attended: bump.words(attended),
             gate: bump.words(attended),
-            compressed: bump.words(n * latent.ranks),
+            compressed: bump.words(n * latent.ranks.max(compressed.ranks)),
             nope: bump.words(n * latent.nope),
             absorbed: bump.words(n * latent.mixed),
             kv: bump.words(n * latent.row),

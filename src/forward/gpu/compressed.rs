@@ -1,0 +1,232 @@
+//! Attention to a window and to compressed rows of what is before it on a device: the stages of
+//! `forward::compressed`.
+
+use crate::Result;
+use crate::backend::cpu::rope::RopeTable;
+use crate::backend::gpu::DeviceSlice;
+use crate::backend::gpu::attention::DeviceAttention;
+use crate::backend::gpu::cache::DeviceRows;
+use crate::backend::gpu::compress::{Blocks, Seen, TextRows};
+use crate::backend::gpu::rope::DeviceCosSin;
+use crate::forward::gpu::acts::RowShape;
+use crate::forward::gpu::compressed_layers::{GpuCompressed, n_rows_seen};
+use crate::forward::gpu::pass::{GpuPass, GpuSegment};
+use crate::model::compressed::RATIOS;
+use crate::model::kv::PAGE;
+
+/// The first block of rows that complete none: its place is in no cache.
+const NO_BLOCK: u32 = 1 << 31;
+
+/// The place of a ratio's buffers.
+fn kind_of(ratio: usize) -> usize {
+    RATIOS.iter().position(|known| *known == ratio).expect("a ratio that is known")
+}
+
+/// Rows of `dim` elements among a layer's cached parts of them.
+fn unpacked(packed: DeviceRows<'_>, dim: usize) -> DeviceRows<'_> {
+    DeviceRows { dim, stride: dim, n_ctx: packed.n_ctx * packed.dim / dim, ..packed }
+}
+
+/// The rows of blocks from `first` on.
+fn rows_of_blocks(
+    packed: DeviceRows<'_>,
+    dim: usize,
+    ratio: usize,
+    first: usize,
+) -> DeviceRows<'_> {
+    let (all, pages) = (unpacked(packed, dim), ratio.div_ceil(PAGE));
+    let start = (pages * (first + 1) - 1) * all.row_bytes();
+    let data = all.data.slice(start.min(all.data.len())..all.data.len());
+    let n_ctx = (all.n_ctx / pages).saturating_sub(first);
+    DeviceRows { data, stride: pages * dim, n_ctx, ..all }
+}
+
+impl<'a> GpuPass<'a> {
+    /// Uploads which blocks the pass's rows complete, and the turns of their rows.
+    pub fn upload_blocks(&mut self) -> Result<()> {
+        let kept = self.kept();
+        if self.hyper().compressed.is_none() {
+            return Ok(());
+        }
+        let (stream, n_rot) = (self.stream(), self.hyper().rope.n_rot);
+        for (kind, ratio) in RATIOS.into_iter().enumerate() {
+            let mut firsts = Vec::new();
+            for segment in self.segments() {
+                let past = segment.segment.past;
+                let blocks = past / ratio..(past + segment.n()) / ratio;
+                firsts.push(if blocks.is_empty() { NO_BLOCK } else { blocks.start as u32 });
+                let mut turns = RopeTable::default();
+                for block in blocks {
+                    turns.push(self.model.frequencies(segment.cache.n_ctx()), block * ratio, 1);
+                }
+                let turns = turns.turns().as_flattened();
+                if !turns.is_empty() {
+                    let all = self.words(&kept.block_cos_sin[kind], self.n() * n_rot);
+                    let to = segment.of(all, n_rot).slice(0..4 * turns.len());
+                    self.state.staging.upload(stream, to, turns, f32::to_le_bytes)?;
+                }
+            }
+            let to = self.words(&kept.blocks[kind], firsts.len());
+            self.state.staging.upload(stream, to, &firsts, u32::to_le_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// h → y
+    pub fn compressed_attention(&mut self, l: usize, w: &GpuCompressed) -> Result<()> {
+        let (n, dim, n_rot) = (self.n(), w.head_dim, self.hyper().rope.n_rot);
+        self.compressed_products(w)?;
+        let (m, width) = (&self.layout().mixer, w.n_head * dim);
+        let (q, row) = (self.words(&m.q, n * width), self.words(&m.k, n * dim));
+        let (shape, table) = (self.model.rope_shape(dim, dim - n_rot), self.rope_table(w.slides));
+        self.rope(q, shape, table)?;
+        self.rope(row, shape, table)?;
+        // cache: rows, then what they make
+        for segment in self.segments() {
+            let (rows, _) = segment.cache.of_slot(l);
+            self.store(&segment, row, rows)?;
+        }
+        self.compress(l, w)?;
+        // attention, each text over its own cache
+        let attended = self.words(&m.attended, n * width);
+        for segment in self.segments() {
+            self.attend_compressed(l, w, &segment, q, attended)?;
+        }
+        // back by the token's position, output
+        self.rope(attended, shape, DeviceCosSin { back: true, ..table })?;
+        let heads = n * w.output_a.n_heads;
+        let grouped = self.words(&self.layout().compressed.grouped, heads * w.output_a.rows);
+        let groups = RowShape { n: heads, cols: w.output_a.all.cols };
+        self.head_products(&w.output_a, groups, attended, grouped)?;
+        let output = &w.output_b;
+        let shape = RowShape { n, cols: output.weight.cols };
+        let acts = self.mixer_acts([output.weight.ty], shape, grouped)?;
+        self.linear(output, &acts, self.y())
+    }
+
+    /// h → q [tokens, n_head, head_dim] and k [tokens, head_dim], which are not rotated, and the
+    /// compressors' values and scores
+    fn compressed_products(&self, w: &GpuCompressed) -> Result<()> {
+        let (n, m, c) = (self.n(), &self.layout().mixer, &self.layout().compressed);
+        let (norm, stream, eps) = (&self.dev.ops.norm, self.stream(), self.hyper().norm_eps);
+        let vector = |vector| self.dev.weights.vector(vector);
+        let made = w.compressors.iter().flat_map(|made| [&made.values, &made.scores]);
+        let inputs = [&w.q_a, &w.row].into_iter().chain(made);
+        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
+        let rank = w.q_a.weight.rows;
+        let (ranks, row) = (self.words(&m.compressed, n * rank), self.words(&m.k, n * w.head_dim));
+        self.linear(&w.q_a, &acts, ranks)?;
+        self.linear(&w.row, &acts, row)?;
+        for (i, made) in w.compressors.iter().enumerate() {
+            for (linear, to) in [(&made.values, &c.values[i]), (&made.scores, &c.scores[i])] {
+                self.linear(linear, &acts, self.words(to, n * linear.weight.rows))?;
+            }
+        }
+        norm.rms_norm_heads(stream, row, vector(&w.row_norm), eps)?;
+        norm.rms_norm_heads(stream, ranks, vector(&w.q_a_norm), eps)?;
+        let q = self.words(&m.q, n * w.n_head * w.head_dim);
+        let acts = self.mixer_acts([w.q_b.weight.ty], RowShape { n, cols: rank }, ranks)?;
+        self.linear(&w.q_b, &acts, q)?;
+        norm.rms_norm_heads(stream, q, vector(&w.ones), eps)
+    }
+
+    /// Stores the compressed rows of blocks that the pass's rows complete, and keeps the rows that
+    /// the next ones need.
+    fn compress(&mut self, l: usize, w: &GpuCompressed) -> Result<()> {
+        let Some(ratio) = w.compressors.first().map(|compressor| compressor.ratio) else {
+            return Ok(());
+        };
+        let (dev, batch, hyper, is_decode) = (self.dev, self.batch, self.hyper(), self.is_decode());
+        let (n, c, stream, kept) =
+            (self.n(), &self.layout().compressed, self.stream(), self.kept());
+        let kind = kind_of(ratio);
+        let words = |range| self.words(range, batch.n_segments());
+        let (pasts, firsts) = (words(&kept.past), words(&kept.blocks[kind]));
+        let (n_rot, pairing) = (hyper.rope.n_rot, self.model.rope_shape(w.head_dim, 0).pairing);
+        let turns = self.words(&kept.block_cos_sin[kind], n * n_rot);
+        let of_rows = |i: usize, width: usize| {
+            [&c.values[i], &c.scores[i]].map(|range| dev.workspace.words(range, n * width))
+        };
+        let room = dev.workspace.slice(&c.rows);
+        self.over_states(hyper.second_slot(l), |part, [kept, _]| {
+            let (rows, segment) = batch.segments().nth(part.index).expect("a text of the batch");
+            let first = part.rows.start - rows.start;
+            let (start, end) = (segment.past + first, segment.past + first + part.n());
+            let skipped = start / ratio - segment.past / ratio;
+            // A decoded token's graph serves rows that complete a block and those that do not.
+            let n_blocks = if is_decode { 1 } else { end / ratio - start / ratio };
+            let (keys, index) = part.cache.of_slot(2 * hyper.n_layers + l);
+            let mut at = 0;
+            for ((i, own), packed) in w.compressors.iter().enumerate().zip([Some(keys), index]) {
+                let own = own.on(&dev.weights, hyper.norm_eps);
+                let (width, size) = (own.width(), 2 * own.n_kept() * own.width());
+                let [values, scores] = of_rows(i, width).map(|all| part.of(all, width));
+                let (kept, past) = (kept.slice(4 * at..4 * (at + size)), part.word(pasts));
+                let text = TextRows { values, scores, kept, past, first };
+                at += size;
+                let data = turns.slice(4 * rows.start * n_rot..turns.len());
+                let cos_sin = DeviceCosSin { data, n_pairs: n_rot / 2, back: false };
+                let (block, out) = (part.word(firsts), room.slice(0..4 * n_blocks * own.dim));
+                let blocks = Blocks { n: n_blocks, block, skipped, cos_sin, pairing, out };
+                dev.ops.compress.compress(stream, &own, &text, &blocks)?;
+                let packed = packed.expect("a place for each compressor's rows");
+                let to = rows_of_blocks(packed, own.dim, ratio, skipped);
+                dev.ops.store.store(stream, out, n_blocks, block, to)?;
+                dev.ops.compress.keep(stream, &own, &text)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// q → attended, of a text's rows over its own cache
+    fn attend_compressed(
+        &self,
+        l: usize,
+        w: &GpuCompressed,
+        segment: &GpuSegment<'a>,
+        q: DeviceSlice<'a>,
+        attended: DeviceSlice<'a>,
+    ) -> Result<()> {
+        let (own, _) = segment.cache.of_slot(l);
+        let view = DeviceAttention {
+            n_head: w.n_head,
+            n_head_kv: 1,
+            sinks: Some(self.dev.weights.vector(&w.sinks)),
+            ..self.view(segment)
+        };
+        let Some(compressor) = w.compressors.first() else {
+            let view = DeviceAttention { window: Some(w.window), ..view };
+            return self.attend(segment, &view, q, [own; 2], attended);
+        };
+        let (c, ratio, max_seen) =
+            (&self.layout().compressed, compressor.ratio, self.max_seen(segment));
+        let (packed, _) = segment.cache.of_slot(2 * self.hyper().n_layers + l);
+        let n_rows = n_rows_seen(w.window, ratio, self.hyper(), max_seen);
+        let (room, token) = (self.slice(&c.seen), n_rows * own.row_bytes());
+        let at_once = (room.len() / token).min(c.last.len() / 4);
+        for first in (0..segment.n()).step_by(at_once) {
+            let start = segment.rows.start + first;
+            let rows = start..segment.rows.end.min(start + at_once);
+            let part = GpuSegment { rows, ..segment.clone() };
+            let (data, last) = (room.slice(0..part.n() * token), self.words(&c.last, part.n()));
+            let to = DeviceRows { data, n_ctx: n_rows, ..own };
+            let seen = Seen {
+                own,
+                blocks: unpacked(packed, w.head_dim),
+                pages: ratio.div_ceil(PAGE),
+                ratio,
+                window: w.window,
+                chosen: None,
+                past: self.past(segment),
+                first,
+                to,
+                last,
+            };
+            // SAFETY: no blocks are chosen.
+            unsafe { self.dev.ops.compress.gather(self.stream(), &seen)? };
+            let view = DeviceAttention { past: last, own_rows: true, max_seen: n_rows, ..view };
+            self.attend(&part, &view, q, [to; 2], attended)?;
+        }
+        Ok(())
+    }
+}
