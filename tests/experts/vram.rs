@@ -12,7 +12,7 @@ use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::IoKind;
 use moeba::experts::vram::{
-    Dealt, Fence, GranuleLayout, Own, Owners, VramOptions, VramTier, VramTiers,
+    Dealt, Fence, GranuleLayout, Own, Owners, SlotTable, VramOptions, VramTier, VramTiers,
 };
 use moeba::experts::{
     Access, Acquisition, ExpertPlace, ExpertStatus, ExpertStore, ExpertTensors, Geometry,
@@ -289,9 +289,9 @@ struct PinnedLayer {
 
 impl PinnedLayer {
     fn new(vram: &VramTier, layer: usize) -> PinnedLayer {
-        let mut addresses = vec![1; N_EXPERTS * vram.layout(layer).n_granules];
-        vram.pin_layer(layer, &mut addresses);
-        PinnedLayer { layer, addresses }
+        let mut table = SlotTable::default();
+        assert!(vram.pin_layer(layer, &mut table), "a copy of none");
+        PinnedLayer { layer, addresses: table.addresses }
     }
 
     fn n_granules(&self) -> usize {
@@ -480,6 +480,23 @@ fn a_pinned_layer_counts_its_hits_when_it_is_unpinned() {
     vram.unpin_layer(2, &[5, 0], None);
     assert_eq!((vram.counters().hits_whole, vram.counters().misses), (1, 3));
     assert!(vram.check_integrity());
+}
+
+#[test]
+fn a_copy_of_a_slot_table_is_made_again_if_the_table_has_changed() {
+    let (model, gpu, vram) = simple(1.0);
+    let mut compute = Compute::new(&model, &gpu);
+    let mut kept = SlotTable::default();
+    let mut pin = |vram: &VramTier| {
+        let is_changed = vram.pin_layer(2, &mut kept);
+        vram.unpin_layer(2, &[], None);
+        (is_changed, kept.addresses.iter().filter(|at| **at != 0).count())
+    };
+    let n_granules = vram.layout(2).n_granules;
+    assert_eq!([pin(&vram), pin(&vram)], [(true, 0), (false, 0)]);
+    demand(&vram, &mut compute, 2, &[4, 5], Access::Decode, true).unwrap();
+    assert_eq!([pin(&vram), pin(&vram)], [(true, 2 * n_granules), (false, 2 * n_granules)]);
+    compute.check();
 }
 
 #[test]

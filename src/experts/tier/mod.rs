@@ -184,9 +184,9 @@ impl Tier {
         self.unlock(shared);
     }
 
-    /// Pins what is whole of a layer and tells where it is; see `State::pin_layer`.
-    pub fn pin_layer(&self, layer: usize, place: &mut dyn FnMut(GranuleRef)) {
-        self.lock().state.pin_layer(layer, place);
+    /// Pins what is whole of a layer and names what has changed; see `State::pin_layer`.
+    pub fn pin_layer(&self, layer: usize, row: &mut dyn FnMut(u32, &[u32])) {
+        self.lock().state.pin_layer(layer, row);
     }
 
     /// Unpins what was pinned; see `State::unpin_layer`.

@@ -33,10 +33,12 @@ pub struct Entry {
     pub load: Option<LoadId>,
     /// The load that a demand waited for has failed. Cleared when no demand waits any more.
     pub fault: Option<Fault>,
-    /// It is pinned once more, for a device that works by a slot table.
-    pub is_layer_pinned: bool,
-    /// Its use has been counted since its layer was pinned.
-    pub is_counted: bool,
+    /// Its slots are in its layer's slot table. While the layer is pinned, it is.
+    pub is_in_slot_table: bool,
+    /// It is among the changed experts of its layer.
+    is_changed: bool,
+    /// The number of its layer's pins when its use was counted last.
+    counted_at: u64,
     /// It came to fill free room and has not been demanded.
     pub is_filler: bool,
     /// Demands that found it whole, and the others. They wrap around.
@@ -61,10 +63,24 @@ impl Entry {
         self.held - self.working
     }
 
-    /// Whether its slots may be taken from it.
-    pub fn is_evictable(&self) -> bool {
-        self.pins == 0 && self.load.is_none() && self.held > 0
+    /// Whether it is whole, and a part of it is in the transit role.
+    pub fn is_whole_in_transit(&self) -> bool {
+        self.is_whole() && self.in_transit() > 0
     }
+}
+
+/// The state of a layer's experts together.
+#[derive(Clone, Debug, Default)]
+struct LayerState {
+    /// Settled granules.
+    working: usize,
+    /// Whether a device works by the layer's slot table.
+    is_pinned: bool,
+    /// The number of times that the layer was pinned.
+    n_pins: u64,
+    /// Experts whose granules have come, gone or changed their role since the layer was pinned
+    /// last, and whole ones in transit: what the slot table says of the others is true.
+    changed: Vec<u32>,
 }
 
 pub struct Residency {
@@ -75,8 +91,7 @@ pub struct Residency {
     /// Granule → slot, `n_granules` for each expert.
     slots: Vec<u32>,
     first_slot: Vec<u32>,
-    /// Settled granules of each layer's experts together.
-    working: Vec<usize>,
+    layers: Vec<LayerState>,
 }
 
 const NO_SLOT: u32 = u32::MAX;
@@ -100,8 +115,9 @@ impl Residency {
                     pins: 0,
                     load: None,
                     fault: None,
-                    is_layer_pinned: false,
-                    is_counted: false,
+                    is_in_slot_table: false,
+                    is_changed: false,
+                    counted_at: 0,
                     is_filler: false,
                     n_hits: 0,
                     n_misses: 0,
@@ -112,8 +128,9 @@ impl Residency {
                 });
             }
         }
-        let (slots, working) = (vec![NO_SLOT; n_slots as usize], vec![0; layers.len()]);
-        Residency { entries, first, slots, first_slot, working }
+        let slots = vec![NO_SLOT; n_slots as usize];
+        let layers = vec![LayerState::default(); layers.len()];
+        Residency { entries, first, slots, first_slot, layers }
     }
 
     pub fn index(&self, id: Expert) -> u32 {
@@ -140,6 +157,13 @@ impl Residency {
         self.slots[self.first_slot[expert as usize] as usize + granule]
     }
 
+    /// The slots of all granules of a whole expert.
+    pub fn slots(&self, expert: u32) -> &[u32] {
+        let entry = self.get(expert);
+        assert!(entry.is_whole());
+        &self.slots[self.first_slot[expert as usize] as usize..][..entry.n_granules]
+    }
+
     /// The next granule of the expert gets a slot, in transit.
     pub fn push_slot(&mut self, expert: u32, slot: u32) {
         let entry = &mut self.entries[expert as usize];
@@ -153,30 +177,98 @@ impl Residency {
         let entry = &mut self.entries[expert as usize];
         entry.working += n;
         assert!(entry.working <= entry.held);
-        self.working[entry.id.layer as usize] += n;
+        self.layers[entry.id.layer as usize].working += n;
+        self.note_change(expert);
     }
 
     /// The last `n` working granules of the expert are in transit from now on.
     pub fn remove_working(&mut self, expert: u32, n: usize) {
         let entry = &mut self.entries[expert as usize];
         entry.working -= n;
-        self.working[entry.id.layer as usize] -= n;
+        self.layers[entry.id.layer as usize].working -= n;
+        self.note_change(expert);
     }
 
     /// Working granules of a layer's experts.
     pub fn working_of_layer(&self, layer: u32) -> usize {
-        self.working[layer as usize]
+        self.layers[layer as usize].working
+    }
+
+    /// Whether its slots may be taken from it.
+    pub fn is_evictable(&self, expert: u32) -> bool {
+        let entry = self.get(expert);
+        !self.is_pinned(expert) && entry.load.is_none() && entry.held > 0
+    }
+
+    /// Whether its granules must stay: for works, or for a device.
+    pub fn is_pinned(&self, expert: u32) -> bool {
+        self.get(expert).pins > 0 || self.is_layer_pinned(expert)
+    }
+
+    // ---- slot tables ----
+
+    /// Whether a device works by a slot table that it is in.
+    pub fn is_layer_pinned(&self, expert: u32) -> bool {
+        let entry = self.get(expert);
+        entry.is_in_slot_table && self.layers[entry.id.layer as usize].is_pinned
+    }
+
+    /// Pins the layer: what is in its slot table stays until `unpin_layer`.
+    pub fn pin_layer(&mut self, layer: usize) {
+        let layer = &mut self.layers[layer];
+        layer.is_pinned = true;
+        layer.n_pins += 1;
+    }
+
+    pub fn unpin_layer(&mut self, layer: usize) {
+        self.layers[layer].is_pinned = false;
+    }
+
+    /// Whether the expert's use has been counted since its layer was pinned.
+    pub fn is_counted(&self, expert: u32) -> bool {
+        let entry = self.get(expert);
+        entry.counted_at == self.layers[entry.id.layer as usize].n_pins
+    }
+
+    pub fn set_counted(&mut self, expert: u32) {
+        let entry = &mut self.entries[expert as usize];
+        entry.counted_at = self.layers[entry.id.layer as usize].n_pins;
+    }
+
+    /// The layer's slot table may be wrong about the expert.
+    pub fn note_change(&mut self, expert: u32) {
+        let entry = &mut self.entries[expert as usize];
+        if !std::mem::replace(&mut entry.is_changed, true) {
+            self.layers[entry.id.layer as usize].changed.push(expert);
+        }
+    }
+
+    /// The layer's experts that its slot table may be wrong about.
+    pub fn changed(&self, layer: usize) -> &[u32] {
+        &self.layers[layer].changed
+    }
+
+    /// The slot table is right again; what is whole in transit stays among the changed experts.
+    pub fn settle_changes(&mut self, layer: usize) {
+        let Residency { entries, layers, .. } = self;
+        layers[layer].changed.retain(|e| {
+            let entry = &mut entries[*e as usize];
+            entry.is_changed = entry.is_whole_in_transit();
+            entry.is_changed
+        });
     }
 
     /// The last granule that holds a slot gives it up; true: it was a working one.
     pub fn pop_slot(&mut self, expert: u32) -> (u32, bool) {
+        assert!(!self.is_layer_pinned(expert));
+        self.note_change(expert);
         let entry = &mut self.entries[expert as usize];
         assert!(entry.held > 0 && entry.pins == 0 || entry.resident < entry.held);
         let working = entry.working == entry.held;
         entry.held -= 1;
         if working {
             entry.working -= 1;
-            self.working[entry.id.layer as usize] -= 1;
+            self.layers[entry.id.layer as usize].working -= 1;
         }
         entry.resident = entry.resident.min(entry.held);
         let place = self.first_slot[expert as usize] as usize + entry.held;

@@ -19,6 +19,7 @@ mod layout;
 mod link;
 mod mover;
 mod owners;
+mod slot_table;
 mod staging;
 mod tiers;
 mod timer;
@@ -27,10 +28,11 @@ pub use fence::Fence;
 pub use layout::{GranuleLayout, Part, needs as slots};
 pub use mover::PcieMover;
 pub use owners::{Dealt, Own, Owners};
+pub use slot_table::SlotTable;
 pub use tiers::VramTiers;
 
 use std::borrow::Cow;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use super::runtime::{RuntimeOptions, TierRuntime};
@@ -137,6 +139,11 @@ impl VramTier {
         let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);
         let arenas = sizes.map(arena).collect::<Result<Vec<_>>>()?;
         let layer = |l: &LayerExperts| Layer { experts: *l, layout: GranuleLayout::new(l) };
+        let table = |l: &LayerExperts| {
+            let n_granules = GranuleLayout::new(l).n_granules;
+            Mutex::new(SlotTable::new(l.n_experts * n_granules))
+        };
+        let tables = layers.iter().map(|l| l.as_ref().map(table)).collect();
         let moving: Layers = layers.iter().map(|l| l.as_ref().map(layer)).collect();
         let VramOptions { policy, k, ref profile, lockstep, .. } = *options;
         let runtime = RuntimeOptions { policy, k, profile, lockstep };
@@ -151,6 +158,7 @@ impl VramTier {
                 fences: Fences::new(&plan.classes),
                 plan: plan.clone(),
                 layers: moving,
+                tables,
                 arenas,
                 timer: LinkTimer::new(),
                 own: options.own.clone(),
@@ -179,18 +187,22 @@ impl VramTier {
 
     // ---- a layer that looks up by itself ----
 
-    /// Pins what is whole of the layer, but for some of it where the budget is small, and writes
-    /// its places to `addresses`, [experts, granules]; 0 is what is not to be relied on. Until
-    /// `unpin_layer`.
-    pub fn pin_layer(&self, layer: usize, addresses: &mut [u64]) {
-        let Layer { experts, layout } = self.layer(layer);
-        assert_eq!(addresses.len(), experts.n_experts * layout.n_granules);
-        addresses.fill(0);
-        let class = self.class(layer);
-        self.core().tier.pin_layer(layer, &mut |GranuleRef { expert, granule, slot }| {
-            let at = expert as usize * layout.n_granules + granule;
-            addresses[at] = self.core().slot(class, slot).address();
+    /// Pins what is whole of the layer, but for some of it where the budget is small, until
+    /// `unpin_layer`, and makes `table` a copy of the layer's slot table. Returns whether it was
+    /// another. If not, this takes two locks and a comparison.
+    pub fn pin_layer(&self, layer: usize, table: &mut SlotTable) -> bool {
+        let (core, class) = (self.core(), self.class(layer));
+        let n_granules = self.layer(layer).layout.n_granules;
+        let kept = core.tables[layer].as_ref().expect("a layer with experts in VRAM");
+        let mut kept = kept.lock().expect("no panic under this lock");
+        core.tier.pin_layer(layer, &mut |expert, slots| {
+            let at = expert as usize * n_granules;
+            match slots {
+                [] => kept.set(at, std::iter::repeat_n(0, n_granules)),
+                _ => kept.set(at, slots.iter().map(|slot| core.slot(class, *slot).address())),
+            }
         });
+        table.update(&kept)
     }
 
     /// The slot at an address that `pin_layer` wrote.

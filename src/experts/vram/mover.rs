@@ -1,13 +1,14 @@
 //! Moves granules from RAM to VRAM.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::VramOptions;
 use super::fence::Fences;
 use super::layout::GranuleLayout;
 use super::link::Link;
 use super::owners::Own;
+use super::slot_table::SlotTable;
 use super::timer::LinkTimer;
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice};
 use crate::experts::runtime::Mover;
@@ -59,6 +60,8 @@ pub struct Core {
     pub tier: Tier,
     pub plan: TierPlan,
     pub layers: Layers,
+    /// By layer.
+    pub tables: Vec<Option<Mutex<SlotTable>>>,
     /// The slots of each size class.
     pub arenas: Vec<DeviceBuffer>,
     pub fences: Fences,

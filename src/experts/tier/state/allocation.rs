@@ -163,7 +163,7 @@ impl State {
         let evictable = members.filter(|e| {
             let entry = self.table.get(*e);
             let of_layer = layer.is_none_or(|layer| entry.id.layer == layer);
-            of_layer && entry.is_evictable() && entry.working > 0
+            of_layer && self.table.is_evictable(*e) && entry.working > 0
         });
         if let Some(copy) = self.hottest_copy(class, evictable.clone()) {
             return Some(copy);

@@ -12,7 +12,7 @@ impl State {
             && !self.may_fill()
             && self.tickets.is_empty()
             && self.loads.is_empty()
-            && self.table.entries().iter().all(|entry| entry.pins == 0)
+            && (0..self.table.entries().len() as u32).all(|e| !self.table.is_pinned(e))
     }
 
     #[cfg(test)]
@@ -36,6 +36,29 @@ impl State {
     #[cfg(test)]
     pub fn held(&self, role: Role) -> usize {
         self.classes.iter().map(|class| class.held(role)).sum()
+    }
+
+    /// A layer's slot table if it were pinned now, made anew of all of its experts: those that are
+    /// in it, and the slots of their granules.
+    #[cfg(test)]
+    pub fn slot_table_anew(&self, layer: usize) -> Vec<(u32, Vec<u32>)> {
+        let mut room = self.transit_to_pin(self.plan.layers[layer].class);
+        let whole = self.experts_of(layer).filter(|e| self.table.get(*e).is_whole());
+        let (in_transit, mut experts): (Vec<u32>, Vec<u32>) =
+            whole.partition(|e| self.table.get(*e).in_transit() > 0);
+        let urgency = |e: &u32| self.prefetch_priority(self.table.get(*e));
+        let mut most_urgent_first = in_transit;
+        most_urgent_first.sort_by(|a, b| urgency(b).partial_cmp(&urgency(a)).unwrap());
+        for e in most_urgent_first {
+            let n = self.table.get(e).in_transit();
+            if n <= room {
+                room -= n;
+                experts.push(e);
+            }
+        }
+        experts.sort_unstable();
+        let row = |e| (self.table.get(e).id.expert, self.table.slots(e).to_vec());
+        experts.into_iter().map(row).collect()
     }
 
     /// Panics if an invariant does not hold.

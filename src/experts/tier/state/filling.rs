@@ -118,7 +118,7 @@ impl State {
         let least = self.eviction.priority(id);
         let members = self.classes[class].members().iter().copied();
         let mut fillers: Vec<(f64, u32)> = members
-            .filter(|member| self.table.get(*member).is_evictable())
+            .filter(|member| self.table.is_evictable(*member))
             .filter(|member| self.table.get(*member).is_filler)
             .map(|member| (self.eviction.priority(self.table.get(member).id), member))
             .filter(|(priority, _)| *priority < least)

@@ -88,7 +88,7 @@ impl State {
     fn drop_unused(&mut self, layer: usize) {
         for e in self.experts_of(layer) {
             let entry = self.table.get(e);
-            if entry.pins > 0 || self.prefetch_priority(entry).is_some() {
+            if self.table.is_pinned(e) || self.prefetch_priority(entry).is_some() {
                 continue;
             }
             match entry.load {

@@ -263,8 +263,9 @@ impl State {
     }
 
     fn count_use(&mut self, e: u32) {
+        self.table.set_counted(e);
         let entry = self.table.get_mut(e);
-        (entry.is_counted, entry.is_filler) = (true, false);
+        entry.is_filler = false;
         self.counters.prefetch_used_bytes += std::mem::take(&mut entry.unused_bytes);
         match entry.is_whole() {
             true => entry.n_hits = entry.n_hits.wrapping_add(1),
@@ -431,9 +432,10 @@ impl State {
     fn unpin(&mut self, e: u32, access: Access) {
         let entry = self.table.get_mut(e);
         entry.pins -= 1;
-        if entry.pins > 0 {
+        if self.table.is_pinned(e) {
             return;
         }
+        let entry = self.table.get_mut(e);
         entry.fault = None;
         if let Some(load) = entry.load {
             self.stop(load);
@@ -555,7 +557,9 @@ impl State {
             entry.resident += 1;
         }
         if entry.is_whole() {
-            self.report_whole(load.expert, true);
+            let e = load.expert;
+            self.table.note_change(e);
+            self.report_whole(e, true);
         }
     }
 

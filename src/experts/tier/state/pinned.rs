@@ -7,7 +7,7 @@
 //! one by one.
 
 use super::State;
-use crate::experts::acquisition::{Access, GranuleRef};
+use crate::experts::acquisition::GranuleRef;
 use crate::experts::tier::residency::Entry;
 use crate::experts::tier::status::ExpertStatus;
 use crate::policy::Expert;
@@ -20,38 +20,46 @@ pub struct PinnedLayer {
 }
 
 impl State {
-    /// Pins the layer's whole experts, of those in transit as many as may be, and names their
-    /// granules and slots.
-    pub fn pin_layer(&mut self, layer: usize, place: &mut dyn FnMut(GranuleRef)) {
+    /// Pins the layer's whole experts, of those in transit as many as may be. Names the rows of its
+    /// slot table that may have changed since it was pinned last: an expert and the slots of its
+    /// granules, or none if it is not pinned. No row was named before the first time, and none of
+    /// these has slots.
+    pub fn pin_layer(&mut self, layer: usize, row: &mut dyn FnMut(u32, &[u32])) {
         assert!(self.pinned_layers.iter().all(|p| p.layer != layer), "layer {layer} is pinned");
-        let class = self.plan.layers[layer].class;
-        let mut room = self.transit_to_pin(class);
+        let mut room = self.transit_to_pin(self.plan.layers[layer].class);
         self.pinned_layers.push(PinnedLayer { layer, last_step: self.last_step[layer] });
-        let mut in_transit = Vec::new();
-        for e in self.experts_of(layer) {
-            let entry = self.table.get_mut(e);
-            entry.is_counted = false;
-            match entry.in_transit() {
-                _ if !entry.is_whole() => {}
-                0 => self.pin_with_layer(e, place),
-                n => in_transit.push((self.prefetch_priority(self.table.get(e)), n, e)),
-            }
+        for i in 0..self.table.changed(layer).len() {
+            let entry = self.table.get_mut(self.table.changed(layer)[i]);
+            entry.is_in_slot_table = entry.is_whole() && entry.in_transit() == 0;
         }
-        // Most urgent first; those that nothing predicts are last.
-        in_transit.sort_by(|a, b| b.0.partial_cmp(&a.0).expect("priorities are numbers"));
-        for (_, n, e) in in_transit {
+        for (n, e) in self.whole_in_transit(layer) {
             if n <= room {
                 room -= n;
-                self.pin_with_layer(e, place);
+                self.table.get_mut(e).is_in_slot_table = true;
             }
         }
+        for e in self.table.changed(layer) {
+            let entry = self.table.get(*e);
+            let slots = if entry.is_in_slot_table { self.table.slots(*e) } else { &[] };
+            row(entry.id.expert, slots);
+        }
+        self.table.settle_changes(layer);
+        self.table.pin_layer(layer);
     }
 
-    fn pin_with_layer(&mut self, e: u32, place: &mut dyn FnMut(GranuleRef)) {
-        let entry = self.table.get_mut(e);
-        entry.pins += 1;
-        entry.is_layer_pinned = true;
-        self.name_granules(e, place);
+    /// The layer's whole experts in transit, and the number of granules there. Most urgent first;
+    /// those that nothing predicts are last.
+    fn whole_in_transit(&self, layer: usize) -> impl Iterator<Item = (usize, u32)> + use<> {
+        let changed = self.table.changed(layer).iter().map(|e| (*e, self.table.get(*e)));
+        let mut found = changed
+            .filter(|(_, entry)| entry.is_whole_in_transit())
+            .map(|(e, entry)| (self.prefetch_priority(entry), entry.in_transit(), e))
+            .collect::<Vec<_>>();
+        found.sort_unstable_by(|a, b| {
+            let by_priority = b.0.partial_cmp(&a.0).expect("priorities are numbers");
+            by_priority.then(a.2.cmp(&b.2))
+        });
+        found.into_iter().map(|(_, n, e)| (n, e))
     }
 
     fn name_granules(&self, e: u32, place: &mut dyn FnMut(GranuleRef)) {
@@ -73,11 +81,11 @@ impl State {
         }
         for expert in used {
             let e = self.index(layer, *expert);
-            let Entry { is_layer_pinned, is_counted, .. } = *self.table.get(e);
+            let is_layer_pinned = self.table.is_layer_pinned(e);
             if is_layer_pinned {
                 self.name_granules(e, hit);
             }
-            if is_counted {
+            if self.table.is_counted(e) {
                 continue;
             }
             if is_layer_pinned {
@@ -85,19 +93,14 @@ impl State {
                 self.count_use(e);
                 self.move_to_working(e);
             } else {
+                self.table.set_counted(e);
                 let entry = self.table.get_mut(e);
-                entry.is_counted = true;
                 entry.n_misses = entry.n_misses.wrapping_add(1);
                 self.counters.misses += 1;
             }
         }
-        for e in self.experts_of(layer) {
-            let entry = self.table.get_mut(e);
-            if std::mem::take(&mut entry.is_layer_pinned) {
-                // Whole: it stays until its room is needed.
-                self.unpin(e, Access::Decode);
-            }
-        }
+        // What was pinned is whole: it stays until its room is needed.
+        self.table.unpin_layer(layer);
     }
 
     pub fn is_whole(&self, expert: Expert) -> bool {
@@ -127,12 +130,14 @@ impl State {
 
     fn layer_pins_in_transit(&self, class: usize) -> usize {
         let layers = self.pinned_layers.iter().filter(|p| self.plan.layers[p.layer].class == class);
-        let entries = layers.flat_map(|p| self.experts_of(p.layer)).map(|e| self.table.get(e));
-        entries.filter(|entry| entry.is_layer_pinned).map(|entry| entry.in_transit()).sum()
+        // What is pinned in transit is among the changed experts.
+        let changed = layers.flat_map(|p| self.table.changed(p.layer));
+        let pinned = changed.filter(|e| self.table.is_layer_pinned(**e));
+        pinned.map(|e| self.table.get(*e).in_transit()).sum()
     }
 
     /// Granules in transit that may be pinned beside those that are.
-    fn transit_to_pin(&self, class: usize) -> usize {
+    pub(super) fn transit_to_pin(&self, class: usize) -> usize {
         let most = self.plan.classes[class].n_transit;
         let most = most.saturating_sub(self.plan.largest_expert(class));
         most - self.layer_pins_in_transit(class)
@@ -140,11 +145,16 @@ impl State {
 
     /// Panics if what is pinned could leave, or keep a demand waiting.
     pub(super) fn check_pinned_layers(&self) {
-        for entry in self.table.entries() {
-            let layer = entry.id.layer as usize;
-            let layer_is_pinned = self.pinned_layers.iter().any(|p| p.layer == layer);
-            let is_pinned = entry.pins > 0 && entry.is_whole() && layer_is_pinned;
-            assert!(!entry.is_layer_pinned || is_pinned, "{:?} is pinned and may leave", entry.id);
+        for (e, entry) in self.table.entries().iter().enumerate() {
+            let (e, layer) = (e as u32, entry.id.layer as usize);
+            let is_pinned = self.pinned_layers.iter().any(|p| p.layer == layer);
+            let is_layer_pinned = self.table.is_layer_pinned(e);
+            assert_eq!(is_layer_pinned, is_pinned && entry.is_in_slot_table);
+            assert!(!is_layer_pinned || entry.is_whole(), "{:?} is pinned and may leave", entry.id);
+            // The slot table is right about what has not changed.
+            let is_settled = entry.is_whole() && entry.in_transit() == 0;
+            let is_right = entry.is_in_slot_table == is_settled;
+            assert!(is_right || self.table.changed(layer).contains(&e), "{:?}", entry.id);
         }
         for (class, plan) in self.plan.classes.iter().enumerate() {
             let held = self.layer_pins_in_transit(class);

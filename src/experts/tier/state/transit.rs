@@ -60,10 +60,8 @@ impl State {
     /// it and its priority.
     fn transit_victims(&self, class: usize, claim: Claim) -> Vec<(f32, f64, u32)> {
         let members = self.classes[class].members().iter().copied();
-        let in_transit = members.filter(|e| {
-            let entry = self.table.get(*e);
-            entry.is_evictable() && entry.in_transit() > 0
-        });
+        let in_transit =
+            members.filter(|e| self.table.is_evictable(*e) && self.table.get(*e).in_transit() > 0);
         let victim = |e: u32| {
             let entry = self.table.get(e);
             let urgency = self.prefetch_priority(entry).unwrap_or(f32::NEG_INFINITY);
@@ -132,9 +130,9 @@ impl State {
             return;
         }
         let priority = |e: u32| self.eviction.priority(self.table.get(e).id);
-        let others = self.experts_of(id.layer as usize).filter(|other| {
-            let other = self.table.get(*other);
-            other.is_evictable() && other.is_whole() && other.working == n
+        let others = self.experts_of(id.layer as usize).filter(|e| {
+            let other = self.table.get(*e);
+            self.table.is_evictable(*e) && other.is_whole() && other.working == n
         });
         let least = others.min_by(|a, b| priority(*a).total_cmp(&priority(*b)));
         let Some(least) = least.filter(|least| priority(*least) < priority(e)) else { return };

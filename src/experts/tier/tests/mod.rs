@@ -79,6 +79,8 @@ struct World {
     in_flight: Vec<u32>,
     /// The granules that a device was told of, for each pinned layer.
     pinned_layers: BTreeMap<usize, Vec<GranuleRef>>,
+    /// The slot table of each layer, kept by what has changed: slots by expert.
+    slot_tables: BTreeMap<usize, BTreeMap<u32, Vec<u32>>>,
     /// The reports to a tier below.
     told: Arc<UpperResidency>,
     /// Granules of prefetch that may be in flight.
@@ -104,6 +106,7 @@ impl World {
             lent: vec![HashSet::new(); n_works],
             in_flight: Vec::new(),
             pinned_layers: BTreeMap::new(),
+            slot_tables: BTreeMap::new(),
         }
     }
 
@@ -173,12 +176,26 @@ impl World {
         }
     }
 
-    /// Pins a layer and records the places that a device may rely on.
-    fn pin_layer(&mut self, layer: usize) {
-        let mut placed = Vec::new();
-        self.state.pin_layer(layer, &mut |handed| placed.push(handed));
-        self.pinned_layers.insert(layer, placed);
+    /// Pins a layer and records the places that a device may rely on. Returns the number of rows
+    /// of its slot table that were named.
+    fn pin_layer(&mut self, layer: usize) -> usize {
+        let (anew, mut n_rows) = (self.state.slot_table_anew(layer), 0);
+        let table = self.slot_tables.entry(layer).or_default();
+        self.state.pin_layer(layer, &mut |expert, slots| {
+            n_rows += 1;
+            match slots {
+                [] => drop(table.remove(&expert)),
+                _ => drop(table.insert(expert, slots.to_vec())),
+            }
+        });
+        assert!(table.iter().eq(anew.iter().map(|(expert, slots)| (expert, slots))));
+        let granules = |(expert, slots): (u32, Vec<u32>)| {
+            let place = move |(granule, slot)| GranuleRef { expert, granule, slot };
+            slots.into_iter().enumerate().map(place)
+        };
+        self.pinned_layers.insert(layer, anew.into_iter().flat_map(granules).collect());
         self.check_pinned_layers(layer);
+        n_rows
     }
 
     fn unpin_layer(&mut self, layer: usize, used: &[u32]) {
@@ -487,7 +504,7 @@ fn run(world: &mut World, ops: Vec<Op>) {
             Op::PrefetchLayer { layer } => world.prefetch_layer(layer),
             Op::Admit { layer, experts } => world.state.admit(layer, &experts),
             Op::PinLayer { layer } if !world.pinned_layers.contains_key(&layer) => {
-                world.pin_layer(layer)
+                world.pin_layer(layer);
             }
             Op::UnpinLayer { layer, used } if world.pinned_layers.contains_key(&layer) => {
                 world.unpin_layer(layer, &used);
@@ -749,6 +766,23 @@ fn what_is_pinned_stays_and_leaves_room_for_demand() {
     let used = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 1 });
     assert_eq!(used.unwrap().working, GRANULES);
     assert!(world.state.is_idle());
+}
+
+#[test]
+fn a_layer_of_which_nothing_has_changed_is_pinned_without_a_look_at_its_experts() {
+    let mut world = full();
+    // Layer 3 has settled: the first time names all that came, the next none.
+    for n_rows in [3, 0, 0] {
+        assert_eq!(world.pin_layer(3), n_rows);
+        world.unpin_layer(3, &[0, 1]);
+    }
+    // An expert comes in the place of another, which stays in transit: whether that may be pinned
+    // is decided each time.
+    decode(&mut world, 3, &[4]);
+    for n_rows in [2, 1, 1] {
+        assert_eq!(world.pin_layer(3), n_rows);
+        world.unpin_layer(3, &[4]);
+    }
 }
 
 #[test]

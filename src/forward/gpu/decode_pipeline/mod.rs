@@ -6,7 +6,7 @@
 //! A layer's slots are pinned as late as the device lets the host: while it computes the layer
 //! before, whose misses have been handled, and the attention between. So what was prefetched until
 //! then is found. They stay pinned until the device has finished the layer. Their addresses are in
-//! the slot table, which is uploaded if it has changed since the last token. If the table lacks
+//! the slot table, which is kept from token to token and uploaded if it has changed. If the table lacks
 //! some experts, the layer gets a number, and between the resident experts and the sum the device
 //! waits until the word `go` has reached that number. The look-up writes the number there if
 //! nothing is missing; the stream of the misses writes it after them. What runs before the look-up,
@@ -55,23 +55,25 @@ impl<'a> GpuPass<'a> {
         assert!(pipeline.pending.as_ref().is_none_or(|before| before.pinned.slot != index));
         let DecodePipeline { slots, layers, pinned, number, table_stream, .. } = pipeline;
         let layer = layers[l].as_mut().expect("a layer with routed experts");
-        let slot = &mut slots[index];
-        slot.addresses.resize(layer.table.len(), 0);
-        match tiers.get(0).filter(|vram| vram.has(l)) {
-            Some(vram) => vram.pin_layer(l, &mut slot.addresses),
-            None => slot.addresses.fill(0),
-        }
-        for peer in peers {
-            peer.pin_layer(tiers.get(peer.device()), l, index, &mut slot.addresses);
+        let mut is_changed = match tiers.get(0).filter(|vram| vram.has(l)) {
+            Some(vram) => vram.pin_layer(l, &mut layer.own),
+            None => false,
+        };
+        for peer in peers.iter_mut() {
+            is_changed |= peer.pin_layer(tiers.get(peer.device()), l);
         }
         pinned.push(l);
-        if slot.addresses != layer.table {
-            // The last look-up in it is done: the host has read its result.
-            slot.upload_table(table_stream, table)?;
-            table_stream.then(stream)?;
-            layer.table.clone_from(&slot.addresses);
+        if is_changed {
+            layer.combine(l, peers);
         }
-        let is_whole = slot.addresses.iter().all(|at| *at != 0);
+        let slot = &slots[index];
+        if !layer.is_uploaded {
+            // The last look-up in it is done: the host has read its result.
+            slot.upload_table(table_stream, table, &layer.table)?;
+            table_stream.then(stream)?;
+            layer.is_uploaded = true;
+        }
+        let is_whole = layer.n_absent == 0;
         if !is_whole {
             *number = number.wrapping_add(1);
         }
@@ -258,7 +260,7 @@ impl<'a> GpuPass<'a> {
         // Evictions hear of it before its misses and its hits make them name victims.
         self.model.publish_choice(self.batch, self.b, l);
         if n_missing > 0 {
-            self.missed_experts(l, slot)?;
+            self.missed_experts(l)?;
         }
         let pipeline = &mut self.state.pipeline;
         let end = match end {
@@ -300,20 +302,20 @@ impl<'a> GpuPass<'a> {
         Ok(n_missing)
     }
 
-    /// Computes the experts of one token that a look-up missed: those that are not whole in the
-    /// slot's table. Runs beside the stream of the layers. The router's input is in `b.h`, the
+    /// Computes the experts of one token that a look-up missed: those that are not in the
+    /// layer's table. Runs beside the stream of the layers. The router's input is in `b.h`, the
     /// route in `b.route`.
-    fn missed_experts(&mut self, l: usize, slot: usize) -> Result<()> {
+    fn missed_experts(&mut self, l: usize) -> Result<()> {
         let (k, n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
         let (layer, context, miss_layout) =
             (self.routed_layer(l), self.expert_context(), &self.layout().ffn.miss);
         let (model, tiers, shape) = (self.model, self.tiers(l), self.routed_shape(l));
         let (acts, form) = (self.ffn_acts(l), self.expert_form(l));
         let PassState { pipeline, hybrid, peers, .. } = &mut *self.state;
-        let DecodePipeline { slots, miss_stream, miss_staging, .. } = pipeline;
+        let DecodePipeline { layers, miss_stream, miss_staging, .. } = pipeline;
         let stream = &*miss_stream;
         miss_staging.wait(stream)?;
-        let addresses = &slots[slot].addresses;
+        let addresses = &layers[l].as_ref().expect("a layer with routed experts").table;
         let n_granules = addresses.len() / n_experts;
         let is_resident = |expert: u32| {
             let row = &addresses[expert as usize * n_granules..][..n_granules];

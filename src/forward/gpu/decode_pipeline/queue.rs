@@ -3,8 +3,9 @@
 use crate::Result;
 use crate::backend::gpu::host_waits::Waiting;
 use crate::backend::gpu::{Device, DeviceSlice, Graph, Pinned, PinnedKind, Stream};
-use crate::experts::vram::{Fence, GranuleLayout, VramTiers};
+use crate::experts::vram::{Fence, GranuleLayout, SlotTable, VramTiers};
 use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
+use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{RouteParts, expert_width};
 use crate::model::Model;
@@ -28,9 +29,42 @@ pub struct ExpertGraphs {
 pub struct QueuedLayer {
     /// The pipeline slot that the layer uses.
     pub slot: usize,
-    /// u64 [experts, granules]: the slot table in the device's memory
+    /// The slot table of the device's own experts.
+    pub own: SlotTable,
+    /// u64 [experts, granules]: the same with the numbers of peers instead of the addresses of
+    /// their slots
     pub table: Vec<u64>,
+    /// Granules that the table has no place of.
+    pub n_absent: usize,
+    /// Whether the device's memory has the table.
+    pub is_uploaded: bool,
     pub graphs: Option<ExpertGraphs>,
+}
+
+impl QueuedLayer {
+    fn new(slot: usize, n_addresses: usize) -> QueuedLayer {
+        QueuedLayer {
+            slot,
+            own: SlotTable::default(),
+            table: vec![0; n_addresses],
+            n_absent: n_addresses,
+            // Both are zero.
+            is_uploaded: true,
+            graphs: None,
+        }
+    }
+
+    /// Makes the table of layer `l` anew of the devices' own.
+    pub fn combine(&mut self, l: usize, peers: &[Peer]) {
+        self.table.fill(0);
+        self.table[..self.own.addresses.len()].copy_from_slice(&self.own.addresses);
+        for peer in peers {
+            let of_peer = self.table.iter_mut().zip(peer.slot_table(l));
+            of_peer.filter(|(_, at)| **at != 0).for_each(|(home, _)| *home = peer.device() as u64);
+        }
+        self.n_absent = self.table.iter().filter(|at| **at == 0).count();
+        self.is_uploaded = false;
+    }
 }
 
 /// The layers of a token that are queued.
@@ -98,8 +132,7 @@ impl DecodePipeline {
         let mut n_routed = 0;
         let mut layer = |n_granules: usize| {
             n_routed += 1;
-            let table = vec![0; n_experts * n_granules];
-            QueuedLayer { slot: n_routed % SLOTS, table, graphs: None }
+            QueuedLayer::new(n_routed % SLOTS, n_experts * n_granules)
         };
         let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
         let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();

@@ -20,8 +20,6 @@ pub struct PipelineSlot {
     down: Pinned,
     /// Recorded behind `post`.
     pub routed: Event,
-    /// u64 [experts, granules]: the addresses of pinned slots, or 0
-    pub addresses: Vec<u64>,
 }
 
 impl PipelineSlot {
@@ -29,17 +27,17 @@ impl PipelineSlot {
     pub fn new(gpu: &Device, table_bytes: usize, down_bytes: usize) -> Result<PipelineSlot> {
         let pinned = |bytes| Pinned::of(gpu, bytes, PinnedKind::Mapped, "a token's routing");
         let (up, down) = (pinned(TABLE_AT + table_bytes)?, pinned(down_bytes + 64 * PARTS)?);
-        Ok(PipelineSlot { up, down, routed: Event::new(gpu)?, addresses: Vec::new() })
+        Ok(PipelineSlot { up, down, routed: Event::new(gpu)? })
     }
 
-    /// Queues the upload of `addresses`.
-    pub fn upload_table(&self, stream: &Stream, to: DeviceSlice) -> Result<()> {
-        let end = TABLE_AT + 8 * self.addresses.len();
+    /// Queues the upload of a slot table.
+    pub fn upload_table(&self, stream: &Stream, to: DeviceSlice, addresses: &[u64]) -> Result<()> {
+        let end = TABLE_AT + 8 * addresses.len();
         // SAFETY: the last copy out of this memory is done, as the host has since read the routing
         // of that layer, and nothing writes here before it has read this layer's.
         unsafe {
             let table = self.up.bytes_mut(TABLE_AT..end);
-            for (bytes, address) in table.as_chunks_mut::<8>().0.iter_mut().zip(&self.addresses) {
+            for (bytes, address) in table.as_chunks_mut::<8>().0.iter_mut().zip(addresses) {
                 *bytes = address.to_le_bytes();
             }
             stream.upload(to, table)

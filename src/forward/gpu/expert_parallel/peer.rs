@@ -7,7 +7,7 @@ use crate::backend::gpu::{Device, DeviceSlice, Stream};
 use crate::experts::vram::VramTier;
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
-use crate::forward::gpu::expert_parallel::table_upload::TableUpload;
+use crate::forward::gpu::expert_parallel::table_upload::{PeerTable, TableUpload};
 use crate::forward::gpu::expert_parallel::workspace::{PeerLayout, PeerWorkspace, RoutedLayer};
 use crate::forward::gpu::experts::{DecodePairs, ExpertContext, Form};
 use crate::forward::gpu::layers::GpuForm;
@@ -26,7 +26,9 @@ pub struct Peer {
     pass: PeerWorkspace,
     /// For the experts that a look-up of the decode pipeline missed, beside the pass.
     miss: PeerWorkspace,
-    tables: [TableUpload; 2],
+    /// By layer.
+    tables: Vec<PeerTable>,
+    uploads: [TableUpload; 2],
 }
 
 impl Bound {
@@ -76,7 +78,8 @@ impl Peer {
             forms,
             pass: workspace(n)?,
             miss: workspace(1)?,
-            tables: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
+            tables: vec![PeerTable::default(); model.hyper.n_layers],
+            uploads: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
         })
     }
 
@@ -112,10 +115,15 @@ impl Peer {
         Ok(DeviceShare { device, context, acts, chosen, form, staging, to_first })
     }
 
-    /// Pins the peer's experts of layer `l` for the pipeline slot `slot`; see
-    /// `TableUpload::pin_layer`.
-    pub fn pin_layer(&mut self, vram: Option<&VramTier>, l: usize, slot: usize, table: &mut [u64]) {
-        self.tables[slot].pin_layer(vram, l, self.device, table);
+    /// Pins the peer's experts of layer `l`. Returns whether their slot table is another.
+    pub fn pin_layer(&mut self, vram: Option<&VramTier>, l: usize) -> bool {
+        vram.filter(|vram| vram.has(l)).is_some_and(|vram| self.tables[l].pin_layer(vram, l))
+    }
+
+    /// u64 [experts, granules]: the addresses of the peer's slots, or 0; empty if it has no experts
+    /// of the layer
+    pub fn slot_table(&self, l: usize) -> &[u64] {
+        &self.tables[l].table.addresses
     }
 
     /// Queues a look-up of a token's experts and the computation of those that are pinned here.
@@ -126,15 +134,18 @@ impl Peer {
         routed: RoutedLayer,
         shape: &DeviceShape,
     ) -> Result<bool> {
-        let Peer { ops, weights, forms, pass: peer, tables, .. } = self;
-        let upload = &tables[slot];
-        if !upload.has_any {
+        let Peer { ops, weights, forms, pass: peer, tables, uploads, .. } = self;
+        let n_layers = tables.len();
+        let own = &mut tables[routed.l];
+        if !own.has_any {
             return Ok(false);
         }
         let (k, n_granules) = (shape.k, shape.n_granules());
-        let table_bytes = 0..8 * upload.addresses.len();
-        let tables = peer.workspace.slice(&peer.layout.lookup.tables);
-        upload.upload(&peer.stream, tables.slice(table_bytes.clone()))?;
+        let (n_addresses, all) = (own.table.addresses.len(), &peer.layout.lookup.tables);
+        let start = all.len() / n_layers * routed.l;
+        let table_bytes = start..start + 8 * n_addresses;
+        let table = peer.workspace.slice(all).slice(table_bytes.clone());
+        uploads[slot].upload(&peer.stream, own, table)?;
         peer.begin(ops, routed)?;
         let PeerWorkspace { stream, workspace, layout, .. } = peer;
         let chosen = workspace.words(&layout.chosen, k);
@@ -142,7 +153,7 @@ impl Peer {
         let lookup = Lookup {
             chosen,
             table: workspace.slice(&layout.lookup.tables).slice(table_bytes),
-            n_experts: upload.addresses.len() / n_granules,
+            n_experts: n_addresses / n_granules,
             n_granules,
             granules,
             homes: None,

@@ -59,7 +59,7 @@ impl PeerLayout {
             acts: bump.bytes(acts),
             chosen: bump.words(n * k),
             experts: ExpertLayout::new(&sizes, n * k, width, &mut bump),
-            lookup: LookupLayout::new(weights, n_experts, 1, &mut bump),
+            lookup: LookupLayout::new(weights, n_experts, hyper.n_layers, &mut bump),
             n_bytes: 0,
         };
         PeerLayout { n_bytes: bump.n_bytes(), ..layout }
