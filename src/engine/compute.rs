@@ -8,7 +8,7 @@ use crate::backend::cpu::Cpu;
 use crate::cancel::Cancel;
 use crate::engine::device;
 use crate::engine::speculation::NextTokenCompute;
-use crate::forward::gpu::{Caches, Devices, GpuCache, GpuModel};
+use crate::forward::gpu::{Caches, Devices, GpuCache, GpuModel, GraphCounts};
 use crate::forward::{Batch, Buffers, Logits, Observer, Segment, Want};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
@@ -235,6 +235,11 @@ impl Compute {
     fn lock(&self) -> MutexGuard<'_, Machines> {
         // A panic in a parallel region leaves nothing behind, so a poisoned lock is as good.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the lock.
+    pub fn graph_counts(&self) -> Option<GraphCounts> {
+        self.lock().gpu.as_ref().map(|gpu| gpu.graph_counts().clone())
     }
 
     /// Waits for the lock and lets `work` use the CPU.

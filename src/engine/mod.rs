@@ -58,6 +58,7 @@ pub use crate::cancel::Cancel;
 pub use crate::experts::peers::{PeerCounters, PeerOptions};
 pub use crate::experts::{Counters, ExpertPlace, PlacedExpert};
 use crate::forward::encoder_decoder::EncoderParams;
+use crate::forward::gpu::GraphCounts;
 pub use crate::forward::record::Recorder;
 pub use crate::forward::{Logits, TopK};
 use crate::gguf::Gguf;
@@ -241,6 +242,11 @@ impl Engine {
     /// Counters of uploading experts from memory to GPUs; `None` where no GPU has experts.
     pub fn link_counters(&self) -> Option<Counters> {
         self.model.hierarchy().link_counters()
+    }
+
+    /// Numbers of the GPU's graphs; `None` without a GPU. Waits for a pass that is under way.
+    pub fn graph_counts(&self) -> Option<GraphCounts> {
+        self.compute.graph_counts()
     }
 
     /// Appends where each of a layer's routed experts is; nothing if the layer has none. The layer

@@ -129,6 +129,72 @@ fn check(path: &Path, options: &EngineOptions, seed: u64) {
     }
 }
 
+/// Evaluates rows of decode of several texts at once. Each session is at the position that its
+/// text says, and gets the next `n` tokens of it.
+fn step(engine: &Arc<Engine>, texts: &[Text], sessions: &mut [Session], n: &[usize]) {
+    let next = sessions.iter_mut().zip(texts).zip(n).filter(|(_, n)| **n > 0);
+    let mut rows = Vec::new();
+    for ((session, text), n) in next {
+        let past = session.n_past();
+        let tokens = &text.tokens[past..past + n];
+        rows.push(BatchRow { session, tokens, phase: Phase::Decode, want: Want::Last });
+    }
+    engine.eval_batch(&mut rows).unwrap();
+}
+
+/// Steps of several rows, of one text or of several, run as graphs that are captured once.
+#[test]
+fn steps_of_several_rows_are_graphs() {
+    let dir = tempfile::tempdir().unwrap();
+    for (seed, name) in ["qwen3moe", "deepseek_v3", "qwen3next", "gpt_oss"].into_iter().enumerate() {
+        let path = convert_golden(name, ["q8_0", "f32"][seed % 2], dir.path());
+        let engine = load(&path, &on_device(seed as u64, [CacheType::F32; 2]));
+        let mut random = Random(seed as u64);
+        let id = |_| random.below(200) as u32;
+        let tokens: Vec<u32> = (0..39).map(id).collect();
+        let texts = [0, 4, 8].map(|n| Text { tokens: tokens[n..n + 24].into(), n_prompt: 5 });
+        let alone = run(&engine, &texts, &mut random, 1, false);
+        let counts = || engine.graph_counts().unwrap();
+        assert_eq!((counts().n_captured, counts().n_runs), (0, 0), "{name}");
+        let mut sessions = texts.each_ref().map(|_| engine.new_session().unwrap());
+        for (session, text) in sessions.iter_mut().zip(&texts) {
+            session.eval(&text.tokens[..5], Want::Last).unwrap();
+        }
+        // A step's texts and their rows, and how often its graphs are captured and run in all.
+        let steps = [
+            ([1, 1, 1], 1, 1),
+            ([1, 1, 1], 1, 2),
+            ([0, 3, 0], 2, 3),
+            ([2, 0, 1], 3, 4),
+            ([1, 1, 1], 3, 5),
+            ([0, 3, 0], 3, 6),
+            ([4, 1, 3], 4, 7),
+        ];
+        let n_layers = counts().nodes.len();
+        for (n, n_captured, n_runs) in steps {
+            step(&engine, &texts, &mut sessions, &n);
+            let expected = (n_captured * n_layers, n_runs * n_layers);
+            assert_eq!((counts().n_captured, counts().n_runs), expected, "{name}: {n:?}");
+            for (t, session) in sessions.iter_mut().enumerate().filter(|(t, _)| n[*t] > 0) {
+                let (mut got, end) = (Vec::new(), session.n_past());
+                hear(&mut got, session, end);
+                assert!(alone[t].contains(&got[0]), "{name}: text {t} after {n:?}");
+            }
+        }
+        // Another text's cache may have the memory of one that is gone.
+        drop(sessions);
+        let mut sessions = texts.each_ref().map(|_| engine.new_session().unwrap());
+        for (session, text) in sessions.iter_mut().zip(&texts) {
+            session.eval(&text.tokens[..5], Want::Last).unwrap();
+        }
+        step(&engine, &texts, &mut sessions, &[1, 1, 1]);
+        assert_eq!(counts().n_captured, 5 * n_layers, "{name}");
+        let mut got = Vec::new();
+        hear(&mut got, &mut sessions[2], 6);
+        assert!(alone[2].contains(&got[0]), "{name}");
+    }
+}
+
 #[test]
 fn every_architecture() {
     let dir = tempfile::tempdir().unwrap();

@@ -440,24 +440,27 @@ impl Gpu for Cuda {
         done.map_err(|e| self.failed("capturing a graph", e))
     }
 
-    fn end_capture(&self, stream: StreamId) -> Result<GraphId> {
+    fn end_capture(&self, stream: StreamId) -> Result<(GraphId, usize)> {
         let stream = self.stream(stream)?;
         // SAFETY: the stream lives; the graph is destroyed once, after the executable one is made
         // of it.
         let made = unsafe {
             result::stream::end_capture(stream).and_then(|graph| {
+                let mut n_nodes = 0;
+                let counted = sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut n_nodes);
                 let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
                 result::graph::destroy(graph)?;
-                made
+                counted.result()?;
+                Ok((made?, n_nodes))
             })
         };
-        let graph = made.map_err(|e| self.failed("capturing a graph", e))?;
+        let (graph, n_nodes) = made.map_err(|e| self.failed("capturing a graph", e))?;
         self.live.add(Kind::Graph, graph as usize as u64);
         // Its first launch may stand behind a wait for the host, and must not need memory there.
         // SAFETY: both live.
         let done = unsafe { sys::cuGraphUpload(graph, stream) }.result();
         done.map_err(|e| self.failed("uploading a graph", e))?;
-        Ok(GraphId(graph as usize as u64))
+        Ok((GraphId(graph as usize as u64), n_nodes))
     }
 
     unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()> {

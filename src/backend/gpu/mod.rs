@@ -351,8 +351,9 @@ pub trait Gpu: Send + Sync {
     /// From here on `stream` records operations in a graph instead of queueing them, and so does a
     /// stream that waits for an event recorded on it.
     fn begin_capture(&self, stream: StreamId) -> Result<()>;
-    /// The recorded graph; every stream that joined must have been waited for.
-    fn end_capture(&self, stream: StreamId) -> Result<GraphId>;
+    /// The recorded graph and the number of its nodes; every stream that joined must have been
+    /// waited for.
+    fn end_capture(&self, stream: StreamId) -> Result<(GraphId, usize)>;
     /// # Safety
     /// The memory of its operations exists until they are done.
     unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()>;

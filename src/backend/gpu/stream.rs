@@ -178,9 +178,10 @@ impl Stream {
         self.gpu.begin_capture(self.id)?;
         let queued = queue();
         // The capture ends in any case, so that the stream can be used again.
-        let id = self.gpu.end_capture(self.id);
+        let made = self.gpu.end_capture(self.id);
         queued?;
-        Ok(Graph { gpu: self.gpu.clone(), id: id? })
+        let (id, n_nodes) = made?;
+        Ok(Graph { gpu: self.gpu.clone(), id, n_nodes })
     }
 
     /// # Safety
@@ -280,6 +281,14 @@ impl Drop for Event {
 pub struct Graph {
     gpu: Device,
     id: GraphId,
+    n_nodes: usize,
+}
+
+impl Graph {
+    /// The number of its operations.
+    pub fn n_nodes(&self) -> usize {
+        self.n_nodes
+    }
 }
 
 impl Drop for Graph {

@@ -38,9 +38,7 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
     let path = ExpertPath::choose(cx, l);
 
     // norm, attention, residual; dense branch; norm, router; shared expert
-    if cx.is_decode() {
-        cx.replay(l)?;
-    } else {
+    if !cx.is_captured() || !cx.replay(l)? {
         before_experts(cx, l)?;
     }
 
@@ -61,7 +59,7 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
 }
 
 /// x → x, h and the forms of it that experts read, the route, and y: the shared expert's output, if
-/// there is one. A decoded token's is captured as a graph.
+/// there is one. Those of a step of decode are captured as graphs.
 pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     let layer = cx.layer(l);
     // router, if it reads the stream

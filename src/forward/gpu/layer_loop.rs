@@ -6,7 +6,7 @@ use crate::forward::CpuPass;
 use crate::forward::encoder_decoder::set_sources;
 use crate::forward::events::nanos_since;
 use crate::forward::gpu::devices::Devices;
-use crate::forward::gpu::layer::{before_experts, layer};
+use crate::forward::gpu::layer::layer;
 use crate::forward::gpu::pass::{GpuPass, Role};
 use std::time::Instant;
 
@@ -77,7 +77,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
 }
 
 fn run_layers(cx: &mut GpuPass) -> Result<()> {
-    capture_graphs(cx)?;
+    cx.capture_graphs()?;
     cx.upload_ngrams()?;
     upload_positions(cx)?;
     cx.upload_blocks()?;
@@ -115,27 +115,6 @@ fn layer_on_cpu(cx: &mut GpuPass, l: usize) -> Result<()> {
         Role::Only => CpuPass { model, cpu, batch, caches: host, observer }.layer(b, l),
         Role::Answer => CpuPass { model, cpu, batch, caches: host, observer }.decoder_layer(b, l),
     }
-}
-
-/// Captures the graphs that a decoded token needs and the cache or the model lacks. This is done
-/// before any layer is queued: to make a graph a driver may wait for the device, which may wait for
-/// the host.
-fn capture_graphs(cx: &mut GpuPass) -> Result<()> {
-    if !cx.is_decode() {
-        return Ok(());
-    }
-    let (cache, key) = (cx.decoded().cache, cx.graph_key());
-    for l in cx.layers().filter(|l| cx.dev.layers[*l].is_some()).collect::<Vec<_>>() {
-        let mut graph = cache.graph(cx.cache_slots(l).own);
-        if graph.as_ref().is_none_or(|(captured_for, _)| *captured_for != key) {
-            let captured = cx.stream().capture(|| before_experts(cx, l))?;
-            *graph = Some((key, captured));
-        }
-        if cx.looks_up(l) {
-            cx.capture_experts(l)?;
-        }
-    }
-    Ok(())
 }
 
 fn upload_positions(cx: &mut GpuPass) -> Result<()> {

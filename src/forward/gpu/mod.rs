@@ -43,6 +43,7 @@ mod workspace;
 
 pub use cache::GpuCache;
 pub use devices::Devices;
+pub use graphs::GraphCounts;
 pub use pass::Caches;
 
 use crate::Result;
@@ -54,6 +55,7 @@ use crate::forward::gpu::cache::CacheCopies;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::{DenseOptions, DeviceModel};
 use crate::forward::gpu::expert_parallel::peer::Peer;
+use crate::forward::gpu::graphs::Steps;
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::pass::{GpuPass, PassState, Role};
 use crate::forward::gpu::upload::Staging;
@@ -155,7 +157,8 @@ impl Model {
         let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
         let pipeline = DecodePipeline::new(gpu, self)?;
         let copies = Arc::new(CacheCopies::new(gpu)?);
-        let state = PassState { peers, staging, hybrid, pipeline };
+        let (steps, graph_counts) = (Steps::default(), GraphCounts::default());
+        let state = PassState { peers, staging, hybrid, pipeline, steps, graph_counts };
         Ok(GpuModel { state, dev, copies })
     }
 
@@ -297,6 +300,10 @@ impl Devices<'_> {
 impl GpuModel {
     pub fn devices(&mut self) -> Devices<'_> {
         Devices { dev: &self.dev, state: &mut self.state }
+    }
+
+    pub fn graph_counts(&self) -> &GraphCounts {
+        &self.state.graph_counts
     }
 
     /// The first device, which has the dense weights and the KV cache.

@@ -11,6 +11,7 @@ use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::experts::{ExpertContext, Form};
+use crate::forward::gpu::graphs::{GraphCounts, Steps};
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::layers::{GpuFfn, GpuLayer, GpuNorm};
 use crate::forward::gpu::upload::Staging;
@@ -86,6 +87,8 @@ pub struct PassState {
     pub staging: Staging,
     pub hybrid: HybridMoe,
     pub pipeline: DecodePipeline,
+    pub steps: Steps,
+    pub graph_counts: GraphCounts,
 }
 
 /// One forward pass: what it computes, what it reads, and everything that it may change.
@@ -105,7 +108,7 @@ pub struct GpuPass<'a> {
     pub on_device: bool,
 }
 
-/// The number of positions that a decoded token's operations are queued for when it sees `n`: a
+/// The number of positions that a step's operations are queued for when a text's rows see `n`: a
 /// captured graph serves until the text is twice as long.
 pub fn graph_positions(n: usize, n_ctx: usize) -> usize {
     n.next_power_of_two().max(GRAPH_POSITIONS).min(n_ctx)
@@ -128,15 +131,10 @@ impl<'a> GpuPass<'a> {
         })
     }
 
-    /// Whether this is one decoded token, whose stages before the experts are captured graphs.
-    pub fn is_decode(&self) -> bool {
-        self.n() == 1 && self.batch.decode_rows().len() == 1
-    }
-
     /// The number of positions that a segment's rows see, or more.
     pub fn max_seen(&self, segment: &GpuSegment) -> usize {
         let end = segment.segment.past + segment.n();
-        if self.is_decode() { graph_positions(end, segment.cache.n_ctx()) } else { end }
+        if self.is_captured() { graph_positions(end, segment.cache.n_ctx()) } else { end }
     }
 
     /// The number of tokens of a segment's source text.
@@ -175,7 +173,7 @@ impl<'a> GpuPass<'a> {
         &self.dev.layout
     }
 
-    /// The buffers that this pass keeps from layer to layer. Those of one row alone are in graphs.
+    /// The buffers that this pass keeps from layer to layer. Those of steps of decode are in graphs.
     pub fn kept(&self) -> &'a KeptLayout {
         let is_step = self.n() == 1 || self.batch.decode_rows().len() == self.n();
         &self.layout().kept[usize::from(is_step)]

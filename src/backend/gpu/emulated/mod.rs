@@ -378,7 +378,7 @@ impl Gpu for Emulated {
         Ok(())
     }
 
-    fn end_capture(&self, stream: StreamId) -> Result<GraphId> {
+    fn end_capture(&self, stream: StreamId) -> Result<(GraphId, usize)> {
         let mut machine = self.machine();
         let id = machine.streams[stream.0 as usize].capture;
         let capture = id.and_then(|id| machine.captures.remove(&id));
@@ -395,9 +395,9 @@ impl Gpu for Emulated {
         self.make(&mut machine, "a graph")?;
         let streams = capture.streams();
         let chains = streams.into_iter().map(|s| (s, machine.new_chain())).collect();
-        let graph = machine.new_id();
+        let (graph, n_nodes) = (machine.new_id(), capture.nodes.len());
         machine.graphs.insert(graph, Plan { nodes: capture.nodes, chains, last: None });
-        Ok(GraphId(graph))
+        Ok((GraphId(graph), n_nodes))
     }
 
     unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()> {

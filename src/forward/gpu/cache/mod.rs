@@ -12,6 +12,7 @@ use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::{DeviceBuffer, Graph};
 use crate::model::kv::{CacheType, LayerShape};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A slot's ranges of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
@@ -27,6 +28,8 @@ struct SlotRanges {
 pub type LayerGraph = Option<([usize; 2], Graph)>;
 
 pub struct GpuCache {
+    /// No other cache of the process has it, or had it.
+    id: u64,
     /// By slot: the graph of the layer for decoded tokens, which reads and writes `buffer`.
     /// Declared before `buffer`, so that it is dropped first.
     graphs: Vec<Mutex<LayerGraph>>,
@@ -37,6 +40,8 @@ pub struct GpuCache {
     n_ctx: usize,
     copies: Arc<CacheCopies>,
 }
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of a layer's two parts, each with the padding behind it.
 fn parts(shape: LayerShape, n_ctx: usize, k: CacheType, v: CacheType) -> [usize; 2] {
@@ -73,9 +78,14 @@ impl GpuCache {
         let buffer = DeviceBuffer::of(copies.gpu(), end.max(256), "KV cache", "-c, --vram, -ngl")?;
         let graphs = shapes.iter().map(|_| Mutex::default()).collect();
         let copies = copies.clone();
-        let cache = GpuCache { graphs, buffer, slots, types: (k, v), n_ctx, copies };
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let cache = GpuCache { id, graphs, buffer, slots, types: (k, v), n_ctx, copies };
         cache.clear_states()?;
         Ok(cache)
+    }
+
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     pub fn graph(&self, slot: usize) -> MutexGuard<'_, LayerGraph> {

@@ -121,6 +121,7 @@ impl<'a> GpuPass<'a> {
         if self.state.pipeline.layer(l).graphs.is_none() {
             let resident = self.stream().capture(|| self.resident_experts(l))?;
             let sum = self.stream().capture(|| self.sum_experts(l))?;
+            self.state.graph_counts.nodes[l][1] = resident.n_nodes() + sum.n_nodes();
             self.state.pipeline.layer_mut(l).graphs = Some(ExpertGraphs { resident, sum });
         }
         Ok(())
