@@ -1,6 +1,7 @@
 // Matrix times the activations of one token, or of up to eight:
 //
 //   out[t, r] = weights[r] · x[t] (+ bias[r])
+//   out[t, r] = fma(scale, weights[r] · x[t] (+ bias[r]), out[t, r])      if there is a scale
 //
 // Twin: `Kernels::matmul` (src/simd/scalar.rs), to the bit. quant/rows.cuh says how the threads of
 // a warp share a row. Rows begin on multiples of F::ALIGN: formats of 16·n bytes a block are read
@@ -26,7 +27,8 @@ struct MatvecParams {
     u32 n_cols;
     // Threads of a row (`lanes_a_row` in src/backend/gpu/matvec.rs).
     u32 lanes;
-    u32 unused;
+    // 0: the result is stored. Otherwise it is added to `out`, multiplied by this.
+    float scale;
     // Records of quant/acts.cuh with `x_cols` columns each, of which n_cols are read from first_col
     // on.
     Address<const u8> x;
@@ -42,6 +44,18 @@ struct MatvecParams {
 };
 static_assert(sizeof(MatvecParams) == 72);
 
+__device__ __forceinline__ void put(const MatvecParams& p, u64 at, u32 row, float sum) {
+    Global<const float> bias = p.bias;
+    Global<float> out = p.out;
+    float scale = p.scale;
+    if (bias) sum += bias[row];
+    if (scale != 0.0f) {
+        out[at] = fmaf(scale, sum, out[at]);
+    } else {
+        out[at] = sum;
+    }
+}
+
 template <class F, u32 TOKENS>
 __device__ __forceinline__ void matvec(const MatvecParams& p) {
     u32 lanes = p.lanes, row = (blockIdx.x * blockDim.x + threadIdx.x) / lanes;
@@ -53,13 +67,11 @@ __device__ __forceinline__ void matvec(const MatvecParams& p) {
     Records x = {p.x, p.x_cols, first, p.first_col};
     Dots<F>::of(rows, live, p.n_cols, lanes, x, n_tokens, sum);
     if (!live || threadIdx.x % lanes != 0) return;
-    Global<const float> bias = p.bias;
-    Global<float> out = p.out;
 #pragma unroll
     for (u32 t = 0; t < TOKENS; t++) {
         if (TOKENS > 1 && t >= n_tokens) break;
         u64 at = static_cast<u64>(first + t) * (TOKENS > 1 ? p.out_stride : 0) + row;
-        out[at] = bias ? sum[0][t] + bias[row] : sum[0][t];
+        put(p, at, row, sum[0][t]);
     }
 }
 
@@ -124,8 +136,7 @@ __device__ __forceinline__ void float_matvec(const MatvecParams& p) {
     sum = tree8_threads(sum);
     row = first_row + threadIdx.x / 8;
     if (row >= n_rows || threadIdx.x % 8 != 0) return;
-    Global<const float> bias = p.bias;
-    p.out[row] = bias ? sum + bias[row] : sum;
+    put(p, row, row, sum);
 }
 
 #define MATVEC(NAME, F)                                                              \

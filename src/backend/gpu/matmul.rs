@@ -3,7 +3,7 @@
 
 use super::acts::DeviceActs;
 use super::mat::{DeviceMat, TypeKernels};
-use super::matvec::{self, Matvec};
+use super::matvec::{self, Matvec, ProductOut};
 use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
@@ -71,6 +71,11 @@ pub struct Groups<'a> {
     pub accumulate: bool,
 }
 
+/// Whether products of so many tokens go the way of few.
+pub fn is_few(mat: &DeviceMat, tokens: usize) -> bool {
+    tokens <= matvec::MAX_TOKENS || mat.ty.block_len() == 1 || !mat.is_dense()
+}
+
 impl Products {
     /// For matrices of these types.
     pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Products> {
@@ -93,12 +98,31 @@ impl Products {
         out: DeviceSlice,
         out_stride: usize,
     ) -> Result<()> {
-        let few = x.tokens <= matvec::MAX_TOKENS || mat.ty.block_len() == 1 || !mat.is_dense();
-        if few {
-            self.matvec.launch(stream, mat, x, bias, out, out_stride)
+        if is_few(&mat, x.tokens) {
+            let out = ProductOut { data: out, stride: out_stride, scale: None };
+            self.matvec.launch(stream, mat, x, bias, out)
         } else {
             self.matmul(stream, mat, x, bias, out, out_stride)
         }
+    }
+
+    /// `out[t, r] = fma(scale, mat[r] · x[t] (+ bias[r]), out[t, r])`, of few tokens
+    /// ([`is_few`]): the bits of `product` and `Norm::add_scaled` behind it.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other, there are many tokens, or the scale is 0.
+    pub fn add_product(
+        &self,
+        stream: &Stream,
+        mat: DeviceMat,
+        x: DeviceActs,
+        bias: Option<DeviceSlice>,
+        scale: f32,
+        out: DeviceSlice,
+    ) -> Result<()> {
+        assert!(is_few(&mat, x.tokens), "{} tokens", x.tokens);
+        let out = ProductOut { data: out, stride: mat.rows, scale: Some(scale) };
+        self.matvec.launch(stream, mat, x, bias, out)
     }
 
     /// The way of many tokens.

@@ -21,7 +21,7 @@ kernel_params! {
         n_rows: u32,
         n_cols: u32,
         lanes: u32,
-        unused: u32,
+        scale: f32,
         x: DevicePtr,
         x_cols: u32,
         first_col: u32,
@@ -51,6 +51,15 @@ pub fn lanes_a_row(ty: TensorType, cols: usize) -> u32 {
     }
 }
 
+/// The memory that gets a product's rows: f32 [tokens, stride].
+#[derive(Clone, Copy)]
+pub struct ProductOut<'a> {
+    pub data: DeviceSlice<'a>,
+    pub stride: usize,
+    /// The product is added to what is there, multiplied by this; it is stored if there is none.
+    pub scale: Option<f32>,
+}
+
 /// Asserts that the matrix and its activations fit each other, that a bias has a number for each
 /// row, and that `out`, f32 [tokens, stride], holds the results.
 pub(super) fn assert_fits(
@@ -78,28 +87,28 @@ impl Matvec {
         })
     }
 
-    /// `out[t·out_stride + r] = mat[r] · x[t] (+ bias[r])`, eight tokens a block.
+    /// `out[t·stride + r] (+)= mat[r] · x[t] (+ bias[r])`, eight tokens a block.
     ///
     /// # Panics
-    /// If sizes do not fit each other.
+    /// If sizes do not fit each other, or the scale is 0.
     pub fn launch(
         &self,
         stream: &Stream,
         mat: DeviceMat,
         x: DeviceActs,
         bias: Option<DeviceSlice>,
-        out: DeviceSlice,
-        out_stride: usize,
+        out: ProductOut,
     ) -> Result<()> {
-        assert_fits(&mat, &x, bias, out, out_stride);
+        assert_fits(&mat, &x, bias, out.data, out.stride);
+        assert!(out.scale != Some(0.0), "0 is the kernels' number for none");
         if mat.rows == 0 {
             return Ok(());
         }
         // A grid has room for so many tokens along y.
         for first in (0..x.tokens).step_by(MAX_TOKENS * GRID_MAX) {
             let x = x.token_range(first..x.tokens.min(first + MAX_TOKENS * GRID_MAX));
-            let out = out.slice(4 * first * out_stride..out.len());
-            self.part(stream, &mat, &x, bias, out, out_stride)?;
+            let data = out.data.slice(4 * first * out.stride..out.data.len());
+            self.part(stream, &mat, &x, bias, ProductOut { data, ..out })?;
         }
         Ok(())
     }
@@ -110,8 +119,7 @@ impl Matvec {
         mat: &DeviceMat,
         x: &DeviceActs,
         bias: Option<DeviceSlice>,
-        out: DeviceSlice,
-        out_stride: usize,
+        out: ProductOut,
     ) -> Result<()> {
         let lanes = match (x.tokens, mat.ty.block_len()) {
             (1, 1) => FLOAT_LANES,
@@ -123,14 +131,14 @@ impl Matvec {
             n_rows: u32_of(mat.rows),
             n_cols: u32_of(mat.cols),
             lanes,
-            unused: 0,
+            scale: out.scale.unwrap_or(0.0),
             x: x.records.into(),
             x_cols: u32_of(x.record_cols),
             first_col: u32_of(x.first_col),
             bias: bias.into(),
-            out: out.into(),
+            out: out.data.into(),
             n_tokens: u32_of(x.tokens),
-            out_stride: u32_of(out_stride),
+            out_stride: u32_of(out.stride),
         };
         let kernels = if x.tokens == 1 { &self.one } else { &self.eight };
         let blocks =

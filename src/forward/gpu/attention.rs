@@ -4,15 +4,17 @@ use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::attention::{AttentionData, DeviceAttention, DeviceBias};
 use crate::backend::gpu::cache::DeviceRows;
+use crate::backend::gpu::matmul::is_few;
 use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::gpu::rows::Columns;
 use crate::backend::ops::RopeShape;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
-use crate::forward::gpu::layers::GpuAttention;
+use crate::forward::gpu::layers::{GpuAttention, GpuStreams};
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::{GpuLinear, GpuVector};
 use crate::forward::gpu::workspace::ByteRange;
 use crate::model::descriptor::ValueGate;
+use crate::model::weights::Part;
 
 impl<'a> GpuPass<'a> {
     /// h → y
@@ -71,7 +73,7 @@ impl<'a> GpuPass<'a> {
         let attended = self.words(&m.attended, heads * w.head_dim_v);
         self.attend_own(l, w, [q, k, v], attended)?;
         self.gate_values(w, attended, gate)?;
-        self.attention_output(&w.output)?;
+        self.mixer_output(l, &w.output)?;
         match hyper.attention_output_scale {
             1.0 => Ok(()),
             scale => self.dev.ops.rows.scale(self.stream(), self.y(), scale),
@@ -238,12 +240,37 @@ impl<'a> GpuPass<'a> {
         self.dev.ops.attention.launch(self.stream(), view, data)
     }
 
+    /// The values that a mixer weighs → y, or added to x
+    pub fn mixer_output(&self, l: usize, output: &GpuLinear) -> Result<()> {
+        let Some(scale) = self.mixer_residual(l) else { return self.attention_output(output) };
+        let (dev, acts) = (self.dev, self.attended_acts(output)?);
+        let (mat, bias) = (dev.weights.mat(&output.weight), dev.weights.bias(output));
+        let x = acts.view(mat.ty);
+        dev.ops.products.add_product(self.stream(), mat, x, bias, scale, self.x())
+    }
+
+    /// The factor of what the mixer of layer `l` adds to the residual stream, if its last
+    /// projection adds it: for few rows, where nothing comes between.
+    pub fn mixer_residual(&self, l: usize) -> Option<f32> {
+        let (hyper, layer) = (self.hyper(), self.layer(l));
+        let output = layer.mixer.output()?;
+        let is_one = matches!(layer.streams[Part::Mixer as usize], GpuStreams::One);
+        let has_scale = output.scale != 1.0 || hyper.attention_output_scale != 1.0;
+        let sees_before = layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before);
+        let is_plain = is_one && layer.post_norm.is_none() && !has_scale && !sees_before;
+        let is_few = is_few(&self.dev.weights.mat(&output.weight), self.n());
+        let is_added = is_plain && is_few && !self.adds_to_normed();
+        is_added.then_some(hyper.residual_scale).filter(|scale| *scale != 0.0)
+    }
+
     /// The weighted values of all heads → y
     pub fn attention_output(&self, output: &GpuLinear) -> Result<()> {
-        let width = output.weight.cols;
-        let attended = self.words(&self.layout().mixer.attended, self.n() * width);
-        let acts =
-            self.mixer_acts([output.weight.ty], RowShape { n: self.n(), cols: width }, attended)?;
-        self.linear(output, &acts, self.y())
+        self.linear(output, &self.attended_acts(output)?, self.y())
+    }
+
+    fn attended_acts(&self, output: &GpuLinear) -> Result<GpuActs<'a>> {
+        let (n, cols) = (self.n(), output.weight.cols);
+        let attended = self.words(&self.layout().mixer.attended, n * cols);
+        self.mixer_acts([output.weight.ty], RowShape { n, cols }, attended)
     }
 }

@@ -59,6 +59,6 @@ impl GpuPass<'_> {
         // norm, gate, output projection
         let eps = self.hyper().norm_eps;
         ops.rms_norm_gated(stream, attended, vector(&w.norm), eps, w.norm_gate, gate)?;
-        self.attention_output(&w.output)
+        self.mixer_output(l, &w.output)
     }
 }

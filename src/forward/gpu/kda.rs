@@ -44,7 +44,7 @@ impl<'a> GpuPass<'a> {
         // norm, gate, output projection
         let (norm, eps, function) = (vector(&w.norm), self.hyper().norm_eps, NormGate::Sigmoid);
         dev.ops.delta.rms_norm_gated(stream, attended, norm, eps, function, gate)?;
-        self.attention_output(&w.output)
+        self.mixer_output(l, &w.output)
     }
 
     /// out = linear · acts, in columns of wider rows

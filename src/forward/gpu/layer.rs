@@ -80,7 +80,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     }
     mix(cx, l)?;
     layer.ffn.as_ref().map_or(Ok(()), |ffn| cx.keep_before(ffn))?;
-    if !matches!(layer.mixer, GpuMixer::None) {
+    if !matches!(layer.mixer, GpuMixer::None) && cx.mixer_residual(l).is_none() {
         cx.feed_streams(l, Part::Mixer, layer.post_norm.as_ref(), 1.0)?;
     }
 

@@ -172,6 +172,22 @@ pub enum GpuMixer {
 }
 
 impl GpuMixer {
+    /// The projection that comes last.
+    pub fn output(&self) -> Option<&GpuLinear> {
+        match self {
+            // Whose last projection comes in two parts.
+            GpuMixer::None | GpuMixer::Compressed(_) => None,
+            GpuMixer::Attention(w) => Some(&w.output),
+            GpuMixer::Latent(w) => Some(&w.output),
+            GpuMixer::Delta(w) => Some(&w.output),
+            GpuMixer::Kda(w) => Some(&w.output),
+            GpuMixer::ShortConv(w) => Some(&w.output),
+            GpuMixer::Mamba(w) => Some(&w.output),
+            GpuMixer::Mamba2(w) => Some(&w.output),
+            GpuMixer::Lightning(w) => Some(&w.output),
+        }
+    }
+
     /// Whether it keeps a state of a text in its layer's own place.
     pub fn has_state(&self) -> bool {
         match self {

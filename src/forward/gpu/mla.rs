@@ -62,7 +62,7 @@ impl GpuPass<'_> {
             ops.activate.sigmoid(stream, gate)?;
             ops.rows.mul_rows(stream, attended, gate)?;
         }
-        self.attention_output(&w.output)
+        self.mixer_output(l, &w.output)
     }
 
     /// h → q [tokens, n_head, head_dim], kv [tokens, kv_rank + n_rot], and the values' gate if

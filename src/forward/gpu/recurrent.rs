@@ -28,7 +28,7 @@ impl<'a> GpuPass<'a> {
             let x = ConvRows { rows, stride: width, first: 2 * n_embd, factor, gate };
             dev.ops.conv.launch(stream, &conv, past, x, part.of(attended, n_embd))
         })?;
-        self.attention_output(&w.output)
+        self.mixer_output(l, &w.output)
     }
 
     /// h → y = selective scan(h)
@@ -79,7 +79,7 @@ impl<'a> GpuPass<'a> {
             };
             dev.ops.scan.selective(stream, &scan, state, part.of(attended, channels))
         })?;
-        self.attention_output(&w.output)
+        self.mixer_output(l, &w.output)
     }
 
     /// The convolution's output → what is put into states and reads them, in `rows`, and steps
@@ -146,7 +146,7 @@ impl<'a> GpuPass<'a> {
         // norm, output projection
         let (norm, eps) = (vector(&w.norm), self.hyper().norm_eps);
         dev.ops.norm.rms_norm_groups(stream, attended, norm, shape.n_groups, eps)?;
-        self.attention_output(&w.output)
+        self.mixer_output(l, &w.output)
     }
 
     /// h → y = linear attention(h)
@@ -173,6 +173,6 @@ impl<'a> GpuPass<'a> {
         let (norm, eps) = (dev.weights.vector(&w.norm), self.hyper().norm_eps);
         dev.ops.norm.rms_norm_heads(stream, attended, norm, eps)?;
         dev.ops.rows.mul_sigmoid(stream, attended, gate)?;
-        self.attention_output(&w.output)
+        self.mixer_output(l, &w.output)
     }
 }
