@@ -3,6 +3,7 @@
 //
 //   rms_norm    out[r, i] = x[r, i] · 1/√(mean(x[r]²) + eps) · weight[i]      to the bit; rows may
 //               be groups of a vector, each with weights of its own
+//   rms_norm_acts    the same, and the records of `out` that products read (quant/acts.cuh)
 //   layer_norm  out[r, i] = (x[r, i] − mean) / √(variance + eps) · weight[i] + bias[i]   to the bit
 //   add_scaled  acc[i] = fma(scale, x[i], acc[i])                             to the bit
 //   add_normed  x[i] = fma(scale, h[i], 0) + y[i]                             to the bit
@@ -13,7 +14,7 @@
 //
 // A block has blockDim.y rows of blockDim.x threads, whole warps. Memory traffic: x once (its
 // second reading comes from L1 or L2), out once.
-#include "moeba.cuh"
+#include "quant/quantize.cuh"
 
 static constexpr u32 THREADS = 256;
 // Floats that a block holds at a time, of all its rows.
@@ -46,6 +47,16 @@ __device__ __forceinline__ float sum_of_squares(In x, u32 dim, bool live) {
     return tree8_threads(lane);
 }
 
+// The factor of a row, in every thread, by the sum of squares in the row's first.
+__device__ __forceinline__ float rms_scale(float squares, u32 dim, float eps) {
+    SHARED(float, scales, THREADS / WARP);
+    if (threadIdx.x == 0) {
+        scales[threadIdx.y] = 1.0f / sqrtf(squares / static_cast<float>(dim) + eps);
+    }
+    __syncthreads();
+    return scales[threadIdx.y];
+}
+
 struct RmsNormParams {
     // Null for rms_norm_in_place, which reads `out`.
     Address<const float> x;
@@ -64,19 +75,13 @@ static_assert(sizeof(RmsNormParams) == 48);
 
 template <class In, class Out>
 __device__ __forceinline__ void rms(In x, const RmsNormParams& p, Out out, u32 out_stride) {
-    SHARED(float, scales, THREADS / WARP);
     Global<const float> weight = p.weight;
     u32 rows = p.rows, dim = p.dim;
     u32 row = blockIdx.x * blockDim.y + threadIdx.y;
     bool live = row < rows;
     u64 at = static_cast<u64>(live ? row : 0) * p.stride;
-    float squares = sum_of_squares(x + at, dim, live);
-    if (threadIdx.x == 0) {
-        scales[threadIdx.y] = 1.0f / sqrtf(squares / static_cast<float>(dim) + p.eps);
-    }
-    __syncthreads();
+    float scale = rms_scale(sum_of_squares(x + at, dim, live), dim, p.eps);
     if (!live) return;
-    float scale = scales[threadIdx.y];
     weight = weight + row % p.groups * dim;
     u64 to = static_cast<u64>(row) * out_stride;
     for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
@@ -94,6 +99,54 @@ KERNEL(rms_norm, THREADS, RmsNormParams) {
 KERNEL(rms_norm_in_place, THREADS, RmsNormParams) {
     Global<float> x = p.out;
     rms(x, p, x, p.stride);
+}
+
+struct RmsNormActsParams {
+    // [rows, dim]
+    Address<const float> x;
+    // [dim]
+    Address<const float> weight;
+    // [rows, dim]
+    Address<float> out;
+    // Records of `dim` columns each, or null.
+    Address<u8> q8_0;
+    Address<u8> q8_k;
+    float eps;
+    u32 rows;
+    u32 dim;
+    u32 unused;
+};
+static_assert(sizeof(RmsNormActsParams) == 56);
+
+// The dimension is a multiple of the blocks of the records that there are.
+KERNEL(rms_norm_acts, THREADS, RmsNormActsParams) {
+    Global<const float> x = p.x, weight = p.weight;
+    Global<float> out = p.out;
+    Global<u8> q8_0 = p.q8_0, q8_k = p.q8_k;
+    u32 dim = p.dim, row = blockIdx.x * blockDim.y + threadIdx.y;
+    bool live = row < p.rows;
+    u64 at = static_cast<u64>(live ? row : 0) * dim;
+    float scale = rms_scale(sum_of_squares(x + at, dim, live), dim, p.eps);
+    for (u32 start = 0; start < dim; start += blockDim.x * EACH) {
+        u32 first = start + threadIdx.x * EACH;
+        bool has = live && first < dim;
+        float v[EACH] = {};
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++) {
+            if (!has) continue;
+            v[i] = x[at + first + i] * scale * weight[first + i];
+            out[at + first + i] = v[i];
+        }
+        // A row of a block is whole warps.
+        if (q8_0) {
+            u64 record = row * static_cast<u64>(ActLayout<32>(dim).bytes);
+            quantize_eight<32>(v, first, dim, has, q8_0 + record);
+        }
+        if (q8_k) {
+            u64 record = row * static_cast<u64>(ActLayout<256>(dim).bytes);
+            quantize_eight<256>(v, first, dim, has, q8_k + record);
+        }
+    }
 }
 
 // The sum over a block of one row, in every thread: a tree over each warp, then warps in order.

@@ -3,24 +3,9 @@
 //
 // A thread takes eight values: a warp a block of 256, four threads a block of 32. Memory traffic is
 // 4 bytes in and 1.1 out for each value, a few kilobytes, so a launch takes little but its latency.
-#include "quant/acts.cuh"
+#include "quant/quantize.cuh"
 
 static constexpr u32 THREADS = 128;
-static constexpr u32 EACH = 8;
-
-// 2⁻¹²⁰. A block whose largest magnitude is less becomes zeros, since 127/x must be finite.
-static constexpr float SMALLEST = 7.52316385e-37f;
-
-// The scale to store and the one to multiply with, by the largest magnitude of a block.
-template <u32 LEN>
-__device__ __forceinline__ float2 activation_scale(u32 largest_bits) {
-    float largest = __uint_as_float(largest_bits);
-    if (largest_bits >= 0x7f800000u) return make_float2(__uint_as_float(0x7fc00000u), 0.0f);
-    if (largest < SMALLEST) return make_float2(0.0f, 0.0f);
-    float inverse = 127.0f / largest;
-    if (LEN == 256) return make_float2(1.0f / inverse, inverse);
-    return make_float2(f16_to_f32(f32_to_f16(largest / 127.0f)), inverse);
-}
 
 // Blocks of LEN values, 32 or 256; the columns are a multiple of it.
 template <u32 LEN>
@@ -28,38 +13,13 @@ __device__ __forceinline__ void quantize(Global<const float> x, u32 x_stride, u3
                                          Global<u8> out) {
     u32 token = blockIdx.y, first = (blockIdx.x * blockDim.x + threadIdx.x) * EACH;
     bool live = first < cols;
-    ActLayout<LEN> at(cols);
-    Global<u8> record = out + static_cast<u64>(token) * at.bytes;
     float v[EACH];
-    u32 largest = 0;
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
         v[i] = live ? x[static_cast<u64>(token) * x_stride + first + i] : 0.0f;
-        // As integers magnitudes are in order, with infinity and NaN above all numbers.
-        largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
     }
-#pragma unroll
-    for (u32 step = 1; step < LEN / EACH; step *= 2) {
-        largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, step));
-    }
-    float2 scale = activation_scale<LEN>(largest);
-    u32 words[2] = {0, 0};
-    i32 sum = 0;
-#pragma unroll
-    for (u32 i = 0; i < EACH; i++) {
-        i32 q = scale.y == 0.0f ? 0 : __float2int_rn(v[i] * scale.y);
-        words[i / 4] |= (static_cast<u32>(q) & 0xff) << (8 * (i % 4));
-        sum += q;
-    }
-    i32 sum16 = sum + __shfl_xor_sync(FULL_WARP, sum, 1);
-    i32 sum32 = sum16 + __shfl_xor_sync(FULL_WARP, sum16, 2);
-    if (!live) return;
-    as<uint2>(record)[first / EACH] = make_uint2(words[0], words[1]);
-    if (first % LEN == 0) as<float>(record + at.scales)[first / LEN] = scale.x;
-    if (first % 32 == 0) as<i16>(record + at.sums32)[first / 32] = static_cast<i16>(sum32);
-    if (LEN == 256 && first % 16 == 0) {
-        as<i16>(record + at.sums16)[first / 16] = static_cast<i16>(sum16);
-    }
+    u64 at = static_cast<u64>(token) * ActLayout<LEN>(cols).bytes;
+    quantize_eight<LEN>(v, first, cols, live, out + at);
 }
 
 struct QuantizeParams {

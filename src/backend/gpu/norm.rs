@@ -1,8 +1,10 @@
 //! Normalisation and sums of rows (`kernels/norm.cu`). Twins: `cpu::norm`.
 
+use super::acts::DeviceActs;
 use super::rows::Columns;
 use super::{DevicePtr, DeviceSlice, Grid, Kernel, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
+use crate::simd::ActKind;
 
 /// Threads of a block, over all its rows.
 const THREADS: u32 = 256;
@@ -17,6 +19,20 @@ kernel_params! {
         dim: u32,
         groups: u32,
         stride: u32,
+        unused: u32,
+    }
+}
+
+kernel_params! {
+    pub struct RmsNormActsParams[56] {
+        x: DevicePtr,
+        weight: DevicePtr,
+        out: DevicePtr,
+        q8_0: DevicePtr,
+        q8_k: DevicePtr,
+        eps: f32,
+        rows: u32,
+        dim: u32,
         unused: u32,
     }
 }
@@ -55,6 +71,7 @@ kernels! {
     pub struct Norm {
         rms_norm: RmsNormParams = "rms_norm",
         rms_norm_in_place: RmsNormParams = "rms_norm_in_place",
+        rms_norm_acts: RmsNormActsParams = "rms_norm_acts",
         layer_norm: LayerNormParams = "layer_norm",
         add_scaled: AddScaledParams = "add_scaled",
         add_normed: AddNormedParams = "add_normed",
@@ -68,6 +85,12 @@ fn rows_a_block(dim: usize) -> u32 {
         513..=1024 => 2,
         _ => 1,
     }
+}
+
+fn rows_grid(rows: u32, dim: u32) -> Grid {
+    let a_block = rows_a_block(dim as usize);
+    let blocks = [rows.div_ceil(a_block), 1, 1];
+    Grid { blocks, threads: [THREADS / a_block, a_block, 1], shared_bytes: 0 }
 }
 
 /// RMSNorm in place of each of `n_groups` parts of rows as long as `weight`.
@@ -101,6 +124,44 @@ impl Norm {
         let (dim, n) = (weight.count::<f32>(), x.count::<f32>());
         assert!(n == out.count::<f32>() && n.is_multiple_of(dim), "{n} in rows of {dim}");
         self.rms_norm_columns(stream, Columns::new(x, dim, 0), weight, eps, Some(out))
+    }
+
+    /// As `rms_norm_rows`, and stores the results in records of the kinds that there are, Q8_0 and
+    /// Q8_K: the bits of `Quantize::store`.
+    pub fn rms_norm_acts(
+        &self,
+        stream: &Stream,
+        x: DeviceSlice,
+        weight: DeviceSlice,
+        eps: f32,
+        out: DeviceSlice,
+        records: [Option<DeviceActs>; 2],
+    ) -> Result<()> {
+        let (dim, n) = (weight.count::<f32>(), x.count::<f32>());
+        assert!(n == out.count::<f32>() && n.is_multiple_of(dim), "{n} in rows of {dim}");
+        let rows = n / dim;
+        for (records, kind) in records.iter().zip([ActKind::Q8_0, ActKind::Q8_K]) {
+            let Some(records) = records else { continue };
+            assert_eq!((records.kind, records.tokens, records.cols), (kind, rows, dim));
+            assert_eq!((records.record_cols, records.first_col), (dim, 0), "whole records");
+        }
+        if rows == 0 {
+            return Ok(());
+        }
+        let [q8_0, q8_k] = records.map(|records| records.map(|records| records.records).into());
+        let params = RmsNormActsParams {
+            x: x.into(),
+            weight: weight.into(),
+            out: out.into(),
+            q8_0,
+            q8_k,
+            eps,
+            rows: u32_of(rows),
+            dim: u32_of(dim),
+            unused: 0,
+        };
+        // SAFETY: sizes are asserted, and records where they were made.
+        unsafe { stream.launch(self.rms_norm_acts, rows_grid(params.rows, params.dim), &params) }
     }
 
     /// RMSNorm of each head of `x` f32 [tokens, heads, dim] in place.
@@ -184,11 +245,8 @@ impl Norm {
         if params.rows == 0 {
             return Ok(());
         }
-        let a_block = rows_a_block(params.dim as usize);
-        let blocks = [params.rows.div_ceil(a_block), 1, 1];
-        let grid = Grid { blocks, threads: [THREADS / a_block, a_block, 1], shared_bytes: 0 };
         // SAFETY: the callers have checked the sizes.
-        unsafe { stream.launch(kernel, grid, &params) }
+        unsafe { stream.launch(kernel, rows_grid(params.rows, params.dim), &params) }
     }
 
     /// LayerNorm of each row of `x` f32 [n, dim] into `out`.

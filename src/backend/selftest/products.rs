@@ -7,7 +7,7 @@ use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, records_of};
 use crate::backend::gpu::mat::{DeviceMat, all_types, types};
-use crate::backend::gpu::matmul::Products;
+use crate::backend::gpu::matmul::{Products, is_few};
 use crate::gguf::TensorType;
 use crate::simd::{ActView, Activations, MatRef, Scratch, act_kind};
 
@@ -100,7 +100,33 @@ impl Check<'_> {
         let data = Data::new(self, shape);
         let [rows, cols, tokens] = shape;
         let expected = self.expected(data.mat(), data.acts.all());
-        self.compare(row, &format!("{rows}×{cols}×{tokens}"), &data, &expected)
+        let name = format!("{rows}×{cols}×{tokens}");
+        self.compare(row, &name, &data, &expected)?;
+        if self.many { Ok(()) } else { self.added(row, &name, &data, &expected) }
+    }
+
+    /// The products and a bias, multiplied by a factor and added to what there is.
+    fn added(&self, row: &mut Row, name: &str, data: &Data, products: &[f32]) -> Result<()> {
+        const SCALE: f32 = 0.37;
+        let (bench, [rows, cols, tokens]) = (self.bench, data.shape);
+        let mut random = Random(3);
+        let (mut expected, bias) = (random.floats(rows * tokens), random.floats(rows));
+        let out = bench.up_f32(&expected)?;
+        for (x, product) in expected.chunks_mut(rows).zip(products.chunks(rows)) {
+            for ((x, product), bias) in x.iter_mut().zip(product).zip(&bias) {
+                *x = SCALE.mul_add(product + bias, *x);
+            }
+        }
+        let (mat, records) = (bench.up(&data.bytes)?, bench.up(&records_of(data.acts.all()))?);
+        let mat = DeviceMat::dense(self.ty, mat.all(), rows, cols);
+        let x = DeviceActs::new(act_kind(self.ty), tokens, cols, records.all());
+        let bias = bench.up_f32(&bias)?;
+        if is_few(&mat, tokens) {
+            let (stream, bias) = (&bench.stream, Some(bias.all()));
+            self.products.add_product(stream, mat, x, bias, SCALE, out.all())?;
+            row.bits(format!("{name}, added"), &bench.down_f32(&out)?, &expected);
+        }
+        Ok(())
     }
 
     fn compare(&self, row: &mut Row, name: &str, data: &Data, expected: &[f32]) -> Result<()> {

@@ -5,6 +5,7 @@ use super::data::Random;
 use super::report::Report;
 use crate::Result;
 use crate::backend::gpu::acts::{DeviceActs, Quantize, record_bytes, records_of};
+use crate::backend::gpu::norm::Norm;
 use crate::simd::{ActKind, Activations};
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
@@ -34,6 +35,43 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             Ok(())
         });
     }
+    normed(bench, report)
+}
+
+/// Norms that store both kinds of records besides.
+fn normed(bench: &Bench, report: &mut Report) -> Result<()> {
+    const EPS: f32 = 1e-6;
+    let norm = Norm::load(&bench.gpu)?;
+    report.row("rms_norm_acts", "f32", |row| {
+        for [rows, cols] in bench.shapes(&[[3, 256], [2, 768]], &[[9, 2048]], &[[8, 7168]]) {
+            let mut random = Random(cols as u64);
+            let (x, weight) = (random.floats(rows * cols), random.floats(cols));
+            let mut expected = vec![0.0; x.len()];
+            bench.cpu.rms_norm_rows(&x, &weight, EPS, &mut expected);
+            let (x, weight) = (bench.up_f32(&x)?, bench.up_f32(&weight)?);
+            let kinds = [ActKind::Q8_0, ActKind::Q8_K];
+            let memory = kinds.map(|kind| bench.up(&vec![0; rows * record_bytes(kind, cols)]));
+            let [q8_0, q8_k] = memory;
+            let memory = [q8_0?, q8_k?];
+            let records = [0, 1].map(|i| DeviceActs::new(kinds[i], rows, cols, memory[i].all()));
+            for given in [[true, true], [true, false], [false, true]] {
+                let out = bench.empty(4 * rows * cols)?;
+                let records = [0, 1].map(|i| given[i].then_some(records[i]));
+                let (x, weight) = (x.all(), weight.all());
+                norm.rms_norm_acts(&bench.stream, x, weight, EPS, out.all(), records)?;
+                row.bits(format!("{rows}×{cols}"), &bench.down_f32(&out)?, &expected);
+            }
+            for (kind, memory) in kinds.into_iter().zip(&memory) {
+                let mut acts = Activations::new();
+                acts.resize(kind, rows, cols);
+                acts.quantize_rows(bench.cpu.kernels, 0..rows, &expected, cols);
+                let expected = words(kind, &records_of(acts.all()));
+                let shape = format!("{rows}×{cols} as {kind:?}");
+                row.words(shape, &words(kind, &bench.down(memory)?), &expected);
+            }
+        }
+        Ok(())
+    });
     Ok(())
 }
 

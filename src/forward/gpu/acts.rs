@@ -18,6 +18,16 @@ pub struct RowShape {
     pub cols: usize,
 }
 
+/// Rows and their RMSNorm.
+pub struct NormedRows<'a> {
+    pub shape: RowShape,
+    pub x: DeviceSlice<'a>,
+    /// f32 [cols]
+    pub weight: DeviceSlice<'a>,
+    pub eps: f32,
+    pub h: DeviceSlice<'a>,
+}
+
 /// Activations in the forms that were asked for.
 #[derive(Clone, Copy, Default)]
 pub struct GpuActs<'a>([Option<DeviceActs<'a>>; 3]);
@@ -77,6 +87,27 @@ impl<'a> GpuActs<'a> {
         let acts = GpuActs::at(types, shape, x, memory);
         for records in acts.0.into_iter().flatten().filter(|records| !is_at(records, x)) {
             ops.quantize.store(stream, x, shape.cols, records)?;
+        }
+        Ok(acts)
+    }
+
+    /// As `fill` of the normalised rows of `x`, which are stored in `h` too.
+    pub fn fill_normed(
+        ops: &Ops,
+        stream: &Stream,
+        types: impl IntoIterator<Item = TensorType>,
+        normed: NormedRows<'a>,
+        memory: DeviceSlice<'a>,
+    ) -> Result<GpuActs<'a>> {
+        let NormedRows { shape, x, weight, eps, h } = normed;
+        let acts = GpuActs::at(types, shape, h, memory);
+        let [float, q8_0, q8_k] = acts.0;
+        match [q8_0, q8_k] {
+            [None, None] => ops.norm.rms_norm_rows(stream, x, weight, eps, h)?,
+            records => ops.norm.rms_norm_acts(stream, x, weight, eps, h, records)?,
+        }
+        for records in float.into_iter().filter(|records| !is_at(records, h)) {
+            ops.quantize.store(stream, h, shape.cols, records)?;
         }
         Ok(acts)
     }

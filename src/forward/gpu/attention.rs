@@ -17,7 +17,7 @@ use crate::model::descriptor::ValueGate;
 use crate::model::weights::Part;
 
 impl<'a> GpuPass<'a> {
-    /// h → y
+    /// x → y
     pub fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
         let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n());
         let (heads, heads_kv) = (n * w.n_head, n * w.n_head_kv);
@@ -26,7 +26,7 @@ impl<'a> GpuPass<'a> {
         let is_own = w.shared_with.is_none();
         let own = [&w.k, &w.v].into_iter().filter(|_| is_own);
         let inputs = [&w.q].into_iter().chain(own).chain(own_gate);
-        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
+        let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         let q = self.words(&m.q, heads * w.head_dim);
         let k = self.words(&m.k, heads_kv * w.head_dim);
         let v = self.words(&m.v, heads_kv * w.head_dim_v);

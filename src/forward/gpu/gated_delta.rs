@@ -8,7 +8,7 @@ use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuLinear;
 
 impl GpuPass<'_> {
-    /// h → y
+    /// x → y
     pub fn delta_rule(&mut self, l: usize, w: &GpuDelta) -> Result<()> {
         let (n, m, dev) = (self.n(), &self.layout().mixer, self.dev);
         let (ops, stream, vector) =
@@ -19,7 +19,7 @@ impl GpuPass<'_> {
             GpuGates::Apart { beta, alpha } => vec![beta, alpha],
         };
         let inputs = [&w.qkv, &w.z].into_iter().chain(of_gates);
-        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
+        let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         let qkv = self.words(&m.qkv, n * w.shape.channels());
         let gate = self.words(&m.gate, n * w.shape.value_width());
         self.linear(&w.qkv, &acts, qkv)?;

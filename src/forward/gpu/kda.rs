@@ -11,14 +11,14 @@ use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuLinear;
 
 impl<'a> GpuPass<'a> {
-    /// h → y
+    /// x → y
     pub fn kda(&mut self, l: usize, w: &GpuKda) -> Result<()> {
         let (n, m, dev) = (self.n(), &self.layout().mixer, self.dev);
         let (stream, vector) = (self.stream(), |vector| dev.weights.vector(vector));
         let (channels, width, heads) = (w.shape.channels(), w.shape.key_width(), w.shape.n_v_heads);
         // q, k, v, beta, decay and gate
         let inputs = w.qkv.iter().chain([&w.beta, &w.decay.first, &w.gate.first]);
-        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
+        let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         let qkv = self.words(&m.qkv, n * channels);
         for (i, linear) in w.qkv.iter().enumerate() {
             self.linear_columns(linear, &acts, Columns::new(qkv, channels, i * width))?;

@@ -76,7 +76,6 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
             cx.add_ngrams(l, ngrams)?;
         }
         cx.read_streams(l, Part::Mixer)?;
-        cx.norm(&layer.norm, cx.x(), cx.h())?;
     }
     mix(cx, l)?;
     layer.ffn.as_ref().map_or(Ok(()), |ffn| cx.keep_before(ffn))?;
@@ -101,13 +100,11 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     // norm, router
     let router = ffn.router.as_ref().filter(|_| !ffn.routes_stream);
     if let Some((router, norm)) = router.and_then(|router| Some((router, router.norm.as_ref()?))) {
-        cx.norm(norm, cx.x(), cx.h())?;
-        let acts = cx.acts_of_h([router.logits.weight.ty])?;
+        let acts = cx.normed_acts(norm, cx.x(), [router.logits.weight.ty])?;
         cx.route(router, &acts)?;
     }
     let seen = if ffn.sees_before { cx.before() } else { cx.x() };
-    cx.norm(&ffn.norm, seen, cx.h())?;
-    let acts = cx.acts_of_h(cx.ffn_weights(l).inputs())?;
+    let acts = cx.normed_acts(&ffn.norm, seen, cx.ffn_weights(l).inputs())?;
     if let Some(router) = router.filter(|router| router.norm.is_none()) {
         cx.route(router, &acts)?;
     }

@@ -9,13 +9,13 @@ use crate::forward::gpu::pass::GpuPass;
 use crate::model::heads::LatentShape;
 
 impl GpuPass<'_> {
-    /// h → y
+    /// x → y
     pub fn latent_attention(&self, l: usize, w: &GpuLatent) -> Result<()> {
         let (m, ops, stream) = (&self.layout().mixer, &self.dev.ops, self.stream());
         let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = w.shape;
         let (n, eps) = (self.n(), self.hyper().norm_eps);
         let (heads, nope, row) = (n * n_head, head_dim - n_rot, rank + n_rot);
-        self.latent_products(w)?;
+        self.latent_products(l, w)?;
         let q = self.words(&m.q, heads * head_dim);
         let kv = self.words(&m.kv, n * row);
         if let Some(norm) = &w.k_norm {
@@ -65,9 +65,9 @@ impl GpuPass<'_> {
         self.mixer_output(l, &w.output)
     }
 
-    /// h → q [tokens, n_head, head_dim], kv [tokens, kv_rank + n_rot], and the values' gate if
+    /// x → q [tokens, n_head, head_dim], kv [tokens, kv_rank + n_rot], and the values' gate if
     /// there is one
-    fn latent_products(&self, w: &GpuLatent) -> Result<()> {
+    fn latent_products(&self, l: usize, w: &GpuLatent) -> Result<()> {
         let m = &self.layout().mixer;
         let LatentShape { n_head, head_dim, rank, n_rot, .. } = w.shape;
         let q = self.words(&m.q, self.n() * n_head * head_dim);
@@ -77,7 +77,7 @@ impl GpuPass<'_> {
             GpuQuery::Compressed { a, .. } => a,
         };
         let inputs = [first, &w.kv_a].into_iter().chain(&w.gate);
-        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
+        let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         self.linear(&w.kv_a, &acts, kv)?;
         if let Some(gate) = &w.gate {
             self.linear(gate, &acts, self.words(&m.gate, self.n() * gate.weight.rows))?;

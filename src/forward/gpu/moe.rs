@@ -36,8 +36,7 @@ impl<'a> GpuPass<'a> {
 
     /// x += expert(norm(x)); or its norm, kept for the experts' sum.
     pub fn dense_branch(&mut self, branch: &GpuBranch) -> Result<()> {
-        self.norm(&branch.norm, self.x(), self.h())?;
-        let acts = self.acts_of_h(branch.expert.shape.inputs())?;
+        let acts = self.normed_acts(&branch.norm, self.x(), branch.expert.shape.inputs())?;
         let sum = OnlySum { gate: None, begins: true, residual: None };
         self.only_expert(&branch.expert, &acts, sum)?;
         match &branch.post_norm {

@@ -5,7 +5,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
-use crate::forward::gpu::acts::{GpuActs, RowShape};
+use crate::forward::gpu::acts::{GpuActs, NormedRows, RowShape};
 use crate::forward::gpu::cache::GpuCache;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
@@ -279,6 +279,32 @@ impl<'a> GpuPass<'a> {
     /// Stores h in the forms that matrices of `types` read.
     pub fn acts_of_h(&self, types: impl IntoIterator<Item = TensorType>) -> Result<GpuActs<'a>> {
         self.acts_of(types, self.n(), self.h())
+    }
+
+    /// x → h, row by row, in the forms that matrices of `types` read
+    pub fn normed_acts(
+        &self,
+        norm: &GpuNorm,
+        x: DeviceSlice<'a>,
+        types: impl IntoIterator<Item = TensorType>,
+    ) -> Result<GpuActs<'a>> {
+        if norm.kind != descriptor::Norm::Rms {
+            self.norm(norm, x, self.h())?;
+            return self.acts_of_h(types);
+        }
+        let (weight, eps) = (self.dev.weights.vector(&norm.weight), self.hyper().norm_eps);
+        let normed = NormedRows { shape: self.embd_rows(self.n()), x, weight, eps, h: self.h() };
+        let memory = self.slice(&self.layout().acts);
+        GpuActs::fill_normed(&self.dev.ops, self.stream(), types, normed, memory)
+    }
+
+    /// The normalised input of layer `l`'s mixer in the forms that matrices of `types` read.
+    pub fn mixer_input(
+        &self,
+        l: usize,
+        types: impl IntoIterator<Item = TensorType>,
+    ) -> Result<GpuActs<'a>> {
+        self.normed_acts(&self.layer(l).norm, self.x(), types)
     }
 
     /// Stores the first `n` rows, which are in `h`, in the forms that matrices of `types` read.

@@ -11,11 +11,11 @@ use crate::forward::gpu::layers::{GpuLightning, GpuMamba, GpuMamba2, GpuShortCon
 use crate::forward::gpu::pass::GpuPass;
 
 impl<'a> GpuPass<'a> {
-    /// h → y = convolution(h)
+    /// x → y = convolution(h)
     pub fn short_conv(&mut self, l: usize, w: &GpuShortConv) -> Result<()> {
         let (m, dev, n_embd) = (&self.layout().mixer, self.dev, self.hyper().n_embd);
         // b, c and x of output · (c ⊙ conv(b ⊙ x))
-        let acts = self.acts_of_h([w.input.weight.ty])?;
+        let acts = self.mixer_input(l, [w.input.weight.ty])?;
         let width = w.input.weight.rows;
         let projected = self.words(&m.qkv, self.n() * width);
         self.linear(&w.input, &acts, projected)?;
@@ -31,13 +31,13 @@ impl<'a> GpuPass<'a> {
         self.mixer_output(l, &w.output)
     }
 
-    /// h → y = selective scan(h)
+    /// x → y = selective scan(h)
     pub fn mamba(&mut self, l: usize, w: &GpuMamba) -> Result<()> {
         let (n, m, dev) = (self.n(), &self.layout().mixer, self.dev);
         let (stream, vector) = (self.stream(), |vector| dev.weights.vector(vector));
         let (channels, width) = (w.shape.conv.channels, w.scan.weight.rows);
         // the convolution's inputs, gate
-        let acts = self.acts_of_h([w.input.weight.ty])?;
+        let acts = self.mixer_input(l, [w.input.weight.ty])?;
         let stride = w.input.weight.rows;
         let projected = self.words(&m.qkv, n * stride);
         self.linear(&w.input, &acts, projected)?;
@@ -108,12 +108,12 @@ impl<'a> GpuPass<'a> {
         self.linear(&w.steps, &acts, steps)
     }
 
-    /// h → y = scan(h)
+    /// x → y = scan(h)
     pub fn mamba2(&mut self, l: usize, w: &GpuMamba2) -> Result<()> {
         let (n, m, dev, shape) = (self.n(), &self.layout().mixer, self.dev, w.shape.scan);
         let (stream, vector) = (self.stream(), |vector| dev.weights.vector(vector));
         // gate, the convolution's inputs, steps
-        let acts = self.acts_of_h([w.input.weight.ty])?;
+        let acts = self.mixer_input(l, [w.input.weight.ty])?;
         let (stride, channels, inner) = (w.input.weight.rows, w.shape.conv.channels, shape.width());
         let projected = self.words(&m.qkv, n * stride);
         self.linear(&w.input, &acts, projected)?;
@@ -149,12 +149,12 @@ impl<'a> GpuPass<'a> {
         self.mixer_output(l, &w.output)
     }
 
-    /// h → y = linear attention(h)
+    /// x → y = linear attention(h)
     pub fn lightning(&mut self, l: usize, w: &GpuLightning) -> Result<()> {
         let (n, m, dev, shape) = (self.n(), &self.layout().mixer, self.dev, w.shape);
         let (stream, inner, width) = (self.stream(), shape.width(), 3 * shape.width());
         // q, k and v of each head; gate
-        let acts = self.acts_of_h([w.qkv.weight.ty, w.gate.weight.ty])?;
+        let acts = self.mixer_input(l, [w.qkv.weight.ty, w.gate.weight.ty])?;
         let (qkv, gate) = (self.words(&m.qkv, n * width), self.words(&m.gate, n * inner));
         self.linear(&w.qkv, &acts, qkv)?;
         self.linear(&w.gate, &acts, gate)?;
