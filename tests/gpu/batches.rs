@@ -146,7 +146,8 @@ fn step(engine: &Arc<Engine>, texts: &[Text], sessions: &mut [Session], n: &[usi
 #[test]
 fn steps_of_several_rows_are_graphs() {
     let dir = tempfile::tempdir().unwrap();
-    for (seed, name) in ["qwen3moe", "deepseek_v3", "qwen3next", "gpt_oss"].into_iter().enumerate() {
+    for (seed, name) in ["qwen3moe", "deepseek_v3", "qwen3next", "gpt_oss"].into_iter().enumerate()
+    {
         let path = convert_golden(name, ["q8_0", "f32"][seed % 2], dir.path());
         let engine = load(&path, &on_device(seed as u64, [CacheType::F32; 2]));
         let mut random = Random(seed as u64);

@@ -10,6 +10,7 @@
 pub mod activate;
 pub mod acts;
 pub mod attention;
+pub mod attention_inputs;
 mod buffer;
 pub mod cache;
 pub mod compress;
@@ -56,6 +57,7 @@ pub const LAYOUTS: &[&Layout] = &[
     rows::MulRowsParams::LAYOUT,
     acts::QuantizeParams::LAYOUT,
     attention::AttentionParams::LAYOUT,
+    attention_inputs::AttentionInputsParams::LAYOUT,
     attention::CombineParams::LAYOUT,
     cache::CacheStoreParams::LAYOUT,
     compress::CompressParams::LAYOUT,
@@ -72,6 +74,7 @@ pub const LAYOUTS: &[&Layout] = &[
     matmul::MatmulParams::LAYOUT,
     matvec::MatvecParams::LAYOUT,
     norm::RmsNormParams::LAYOUT,
+    norm::RmsNormActsParams::LAYOUT,
     norm::LayerNormParams::LAYOUT,
     norm::AddScaledParams::LAYOUT,
     norm::AddNormedParams::LAYOUT,

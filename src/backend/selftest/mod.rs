@@ -6,6 +6,7 @@
 
 mod activate;
 mod attention;
+mod attention_inputs;
 mod bench;
 mod compress;
 mod conv;
@@ -49,6 +50,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("activate", activate::check),
     ("attention", attention::check),
     ("compress", compress::check),
+    ("attention inputs", attention_inputs::check),
     ("conv", conv::check),
     ("delta", delta::check),
     ("kda", kda::check),

@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::attention::{AttentionData, DeviceAttention, DeviceBias};
+use crate::backend::gpu::attention_inputs::{HeadRows, InputSteps, NewRows};
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::matmul::is_few;
 use crate::backend::gpu::rope::DeviceCosSin;
@@ -20,58 +21,32 @@ impl<'a> GpuPass<'a> {
     /// x → y
     pub fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
         let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n());
-        let (heads, heads_kv) = (n * w.n_head, n * w.n_head_kv);
         // q, k, v
         let own_gate = w.gate.as_ref().map(|(gate, _)| gate);
-        let is_own = w.shared_with.is_none();
-        let own = [&w.k, &w.v].into_iter().filter(|_| is_own);
-        let inputs = [&w.q].into_iter().chain(own).chain(own_gate);
+        let inputs = w.products.iter().chain(&w.gated).chain(own_gate);
         let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
-        let q = self.words(&m.q, heads * w.head_dim);
-        let k = self.words(&m.k, heads_kv * w.head_dim);
-        let v = self.words(&m.v, heads_kv * w.head_dim_v);
-        if w.gated {
-            self.split_gates(w, &acts, q)?;
-        } else {
-            self.linear(&w.q, &acts, q)?;
+        let products = self.words(&m.qkv, n * w.width);
+        let mut first = 0;
+        for linear in &w.products {
+            let columns = Columns::new(products, w.width, first);
+            // The queries' place is free until they are made.
+            self.linear_columns(linear, &acts, columns, self.slice(&m.q))?;
+            first += linear.weight.rows;
         }
-        if is_own {
-            self.linear(&w.k, &acts, k)?;
-            self.linear(&w.v, &acts, v)?;
+        if let Some(linear) = &w.gated {
+            self.gated_queries(w, linear, &acts)?;
         }
         let rows = own_gate.map_or(w.n_head * w.head_dim_v, |linear| linear.weight.rows);
         let gate = self.words(&m.gate, n * rows);
         if let Some(linear) = own_gate {
             self.linear(linear, &acts, gate)?;
         }
-        self.limit(&[q, k, v][..if is_own { 3 } else { 1 }])?;
-        // QK-norm, RoPE
-        let norm_after_rope = self.model.descriptor.parts.norm_after_rope;
-        let norm = || {
-            self.norm_heads(&w.q_norm, q)?;
-            self.norm_heads(&w.k_norm, k)?;
-            self.norm_heads(&w.v_norm, v)
-        };
-        if !norm_after_rope {
-            norm()?;
+        self.norm_all_heads(w, products)?;
+        // QK-norm, RoPE, cache, attention: each text over its own cache
+        let attended = self.words(&m.attended, n * w.n_head * w.head_dim_v);
+        for segment in self.segments() {
+            self.attend_own(l, w, &segment, products, attended)?;
         }
-        if self.role == Role::Only && w.rotates {
-            let shape = self.model.rope_shape(w.head_dim, hyper.rope_offset);
-            let table = self.rope_table(w.slides);
-            self.rope(q, shape, table)?;
-            if is_own {
-                self.rope(k, shape, table)?;
-            }
-        }
-        if norm_after_rope {
-            norm()?;
-        }
-        if w.tempers {
-            self.temper(q)?;
-        }
-        // cache, attention: each text over its own cache
-        let attended = self.words(&m.attended, heads * w.head_dim_v);
-        self.attend_own(l, w, [q, k, v], attended)?;
         self.gate_values(w, attended, gate)?;
         self.mixer_output(l, &w.output)?;
         match hyper.attention_output_scale {
@@ -80,43 +55,108 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// Stores each text's keys and values, and attends to its cache, or to that of the layer whose
-    /// keys these are.
+    /// Makes a text's queries, stores its keys and values, and attends to its cache, or to that of
+    /// the layer whose keys these are.
     fn attend_own(
         &self,
         l: usize,
         w: &GpuAttention,
-        [q, k, v]: [DeviceSlice<'a>; 3],
+        segment: &GpuSegment<'a>,
+        products: DeviceSlice<'a>,
         attended: DeviceSlice<'a>,
     ) -> Result<()> {
-        let vector = |v: &Option<GpuVector>| v.as_ref().map(|v| self.dev.weights.vector(v));
-        let (sinks, slopes) = (vector(&w.sinks), vector(&w.slopes));
-        for segment in self.segments() {
-            let (keys, values) = self.own_rows(w.shared_with.unwrap_or(l), &segment);
-            if w.shared_with.is_none() {
-                self.store(&segment, k, keys)?;
-                self.store(&segment, v, values)?;
+        let (keys, values) = self.own_rows(w.shared_with.unwrap_or(l), segment);
+        let (m, width) = (&self.layout().mixer, w.n_head * w.head_dim);
+        let own = segment.of(products, w.width);
+        let heads = |first: usize, step| HeadRows {
+            data: own.slice((4 * first).min(own.len())..own.len()),
+            stride: w.width,
+            step,
+        };
+        let (k, v) = (heads(w.k_first, w.head_dim), heads(w.v_first, w.head_dim_v));
+        let past = self.past(segment);
+        let new = w.shared_with.is_none().then_some(NewRows { k, v, keys, values, past });
+        let q = match &w.gated {
+            None => heads(0, w.head_dim),
+            Some(_) => {
+                let data = segment.of(self.words(&m.raw, 2 * self.n() * width), 2 * width);
+                HeadRows { data, stride: 2 * width, step: 2 * w.head_dim }
             }
-            let view = DeviceAttention {
-                window: w.window,
-                chunk: w.chunk,
-                cap: self.hyper().attention_cap,
-                sinks,
-                n_head: w.n_head,
-                n_head_kv: w.n_head_kv,
-                bias: slopes.map(DeviceBias::Slopes).or(self.distance_bias()),
-                ..self.view(&segment)
-            };
-            self.attend(&segment, &view, q, [keys, values], attended)?;
-        }
-        Ok(())
+        };
+        let (all, sizes) =
+            (self.words(&m.q, self.n() * width), [segment.n(), w.n_head, w.head_dim]);
+        let (inputs, steps) = (&self.dev.ops.inputs, self.input_steps(w, segment));
+        inputs.launch(self.stream(), sizes, q, new, &steps, segment.of(all, width))?;
+        let vector = |v: &Option<GpuVector>| v.as_ref().map(|v| self.dev.weights.vector(v));
+        let view = DeviceAttention {
+            window: w.window,
+            chunk: w.chunk,
+            cap: self.hyper().attention_cap,
+            sinks: vector(&w.sinks),
+            n_head: w.n_head,
+            n_head_kv: w.n_head_kv,
+            bias: vector(&w.slopes).map(DeviceBias::Slopes).or(self.distance_bias()),
+            ..self.view(segment)
+        };
+        self.attend(segment, &view, all, [keys, values], attended)
     }
 
-    /// Limits queries, keys and values, if the model has a limit.
-    fn limit(&self, all: &[DeviceSlice]) -> Result<()> {
-        let Some(limit) = self.hyper().qkv_limit else { return Ok(()) };
-        let rows = &self.dev.ops.rows;
-        all.iter().try_for_each(|x| rows.clamp(self.stream(), *x, limit))
+    /// The steps between a text's products and its attention.
+    fn input_steps(&self, w: &GpuAttention, segment: &GpuSegment<'a>) -> InputSteps<'a> {
+        let (hyper, model) = (self.hyper(), self.model);
+        let of_head = |norm: &Option<GpuVector>, dim: usize| {
+            let norm = norm.as_ref().map(|norm| self.dev.weights.vector(norm))?;
+            (norm.count::<f32>() == dim).then_some(norm)
+        };
+        let rows = |table: DeviceCosSin<'a>| DeviceCosSin {
+            data: segment.of(table.data, 2 * table.n_pairs),
+            ..table
+        };
+        let rotates = self.role == Role::Only && w.rotates;
+        let rope = rotates.then(|| {
+            let shape = model.rope_shape(w.head_dim, hyper.rope_offset);
+            (shape, rows(self.rope_table(w.slides)))
+        });
+        let tempers = w.tempers && hyper.temperature.is_some();
+        let factors = tempers.then(|| {
+            let table = self.cos_sin(&self.kept().temperature, hyper.head_dim);
+            (model.rope_shape(hyper.head_dim, 0), rows(table))
+        });
+        InputSteps {
+            norms: [
+                of_head(&w.q_norm, w.head_dim),
+                of_head(&w.k_norm, w.head_dim),
+                of_head(&w.v_norm, w.head_dim_v),
+            ],
+            eps: hyper.norm_eps,
+            norm_last: model.descriptor.parts.norm_after_rope,
+            limit: hyper.qkv_limit.filter(|_| !w.norms_all_heads()),
+            rope,
+            factors,
+        }
+    }
+
+    /// Normalises the queries and the keys of all heads together, in the place of the products, in
+    /// layers that do so.
+    fn norm_all_heads(&self, w: &GpuAttention, products: DeviceSlice) -> Result<()> {
+        if !w.norms_all_heads() {
+            return Ok(());
+        }
+        assert!(w.gated.is_none() && !self.model.descriptor.parts.norm_after_rope);
+        let (ops, stream, eps) = (&self.dev.ops, self.stream(), self.hyper().norm_eps);
+        if let Some(limit) = self.hyper().qkv_limit {
+            ops.rows.clamp(stream, products, limit)?;
+        }
+        let n = if w.shared_with.is_none() { 2 } else { 1 };
+        for (norm, first) in [(&w.q_norm, 0), (&w.k_norm, w.k_first)].into_iter().take(n) {
+            let norm = norm.as_ref().map(|norm| self.dev.weights.vector(norm));
+            let Some(norm) = norm.filter(|norm| norm.count::<f32>() != w.head_dim) else {
+                continue;
+            };
+            let columns = Columns::new(products, w.width, first);
+            ops.norm.rms_norm_columns(stream, columns, norm, eps, None)?;
+        }
+        Ok(())
     }
 
     /// attended *= function(gate), of which there is a number an element or a head.
@@ -128,31 +168,21 @@ impl<'a> GpuPass<'a> {
     ) -> Result<()> {
         let (ops, stream) = (&self.dev.ops, self.stream());
         match &w.gate {
-            None if !w.gated => return Ok(()),
+            None if w.gated.is_none() => return Ok(()),
             Some((_, ValueGate::Softplus)) => ops.activate.softplus(stream, gate)?,
             Some((_, ValueGate::Sigmoid)) | None => ops.activate.sigmoid(stream, gate)?,
         }
         ops.rows.mul_rows(stream, attended, gate)
     }
 
-    /// The product of q, whose heads are [q, gate] → q and gate
-    fn split_gates(&self, w: &GpuAttention, acts: &GpuActs, q: DeviceSlice) -> Result<()> {
-        let (m, rows) = (&self.layout().mixer, &self.dev.ops.rows);
-        let (dim, heads) = (w.head_dim, self.n() * w.n_head);
+    /// x → [q, gate] of each head, in `raw`, and gates without gaps
+    fn gated_queries(&self, w: &GpuAttention, linear: &GpuLinear, acts: &GpuActs) -> Result<()> {
+        let (m, dim, heads) = (&self.layout().mixer, w.head_dim, self.n() * w.n_head);
         let raw = self.words(&m.raw, 2 * heads * dim);
-        self.linear(&w.q, acts, raw)?;
-        let gate = self.words(&m.gate, heads * dim);
-        for (first, to) in [(0, q), (dim, gate)] {
-            let (from, to) = (Columns::new(raw, 2 * dim, first), Columns::new(to, dim, 0));
-            rows.copy_columns(self.stream(), from, to, dim, heads)?;
-        }
-        Ok(())
-    }
-
-    fn norm_heads(&self, norm: &Option<GpuVector>, x: DeviceSlice) -> Result<()> {
-        let Some(norm) = norm else { return Ok(()) };
-        let (norm, eps) = (self.dev.weights.vector(norm), self.hyper().norm_eps);
-        self.dev.ops.norm.rms_norm_heads(self.stream(), x, norm, eps)
+        self.linear(linear, acts, raw)?;
+        let gate = Columns::new(self.words(&m.gate, heads * dim), dim, 0);
+        let from = Columns::new(raw, 2 * dim, dim);
+        self.dev.ops.rows.copy_columns(self.stream(), from, gate, dim, heads)
     }
 
     /// The cosines and sines of a layer that slides or does not.

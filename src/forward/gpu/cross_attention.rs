@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::backend::gpu::attention::DeviceAttention;
-use crate::forward::gpu::layers::GpuAttention;
+use crate::forward::gpu::layers::GpuCross;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ impl<'a> GpuPass<'a> {
         let v = self.words(v, heads * hyper.head_dim_v);
         for l in layers {
             let cross = self.dev.layers[l].as_ref().and_then(|layer| layer.cross.as_ref());
-            let w = &cross.expect("a layer of the decoder on the device").attention;
+            let w = cross.expect("a layer of the decoder on the device");
             let acts = self.acts_of_h([&w.k, &w.v].map(|linear| linear.weight.ty))?;
             self.linear(&w.k, &acts, k)?;
             self.linear(&w.v, &acts, v)?;
@@ -31,7 +31,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// h → y. The cache has the keys and values already.
-    pub fn cross_attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
+    pub fn cross_attention(&self, l: usize, w: &GpuCross) -> Result<()> {
         let (hyper, m) = (self.hyper(), &self.layout().mixer);
         let heads = self.n() * hyper.n_head;
         let acts = self.acts_of_h([w.q.weight.ty])?;

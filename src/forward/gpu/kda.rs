@@ -21,7 +21,9 @@ impl<'a> GpuPass<'a> {
         let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         let qkv = self.words(&m.qkv, n * channels);
         for (i, linear) in w.qkv.iter().enumerate() {
-            self.linear_columns(linear, &acts, Columns::new(qkv, channels, i * width))?;
+            let columns = Columns::new(qkv, channels, i * width);
+            // The convolution's output is not there yet.
+            self.linear_columns(linear, &acts, columns, self.slice(&m.convolved))?;
         }
         let beta = self.words(&m.gates[0], n * heads);
         self.linear(&w.beta, &acts, beta)?;
@@ -45,22 +47,6 @@ impl<'a> GpuPass<'a> {
         let (norm, eps, function) = (vector(&w.norm), self.hyper().norm_eps, NormGate::Sigmoid);
         dev.ops.delta.rms_norm_gated(stream, attended, norm, eps, function, gate)?;
         self.mixer_output(l, &w.output)
-    }
-
-    /// out = linear · acts, in columns of wider rows
-    fn linear_columns(&self, linear: &GpuLinear, acts: &GpuActs, out: Columns) -> Result<()> {
-        let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
-        if linear.scale != 1.0 {
-            // The convolution's output is not there yet.
-            let (n, rows) = (self.n(), mat.rows);
-            let product = self.words(&self.layout().mixer.convolved, n * rows);
-            self.linear(linear, acts, product)?;
-            let product = Columns::new(product, rows, 0);
-            return self.dev.ops.rows.copy_columns(self.stream(), product, out, rows, n);
-        }
-        let Columns { data, stride, first } = out;
-        let (x, out) = (acts.view(mat.ty), data.slice(4 * first..data.len()));
-        self.dev.ops.products.product(self.stream(), mat, x, bias, out, stride)
     }
 
     /// out = second · (first · h), or first · h

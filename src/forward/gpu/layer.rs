@@ -86,7 +86,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     // norm, attention to the source text, residual
     if let Some(cross) = &layer.cross {
         cx.norm(&cross.norm, cx.x(), cx.h())?;
-        cx.cross_attention(l, &cross.attention)?;
+        cx.cross_attention(l, cross)?;
         cx.add_residual(None, 1.0)?;
     }
 

@@ -17,7 +17,7 @@ use crate::model::recurrent::{Mamba2Shape, MambaShape};
 use crate::model::streams::StreamParams;
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, KdaWeights, LatentWeights,
-    LightningWeights, Mamba2Weights, MambaWeights, Mixer, NgramWeights, Norm, OnlyScales,
+    LightningWeights, Linear, Mamba2Weights, MambaWeights, Mixer, NgramWeights, Norm, OnlyScales,
     Projection, Query, ShortConvWeights, Streams,
 };
 use std::ops::Range;
@@ -33,10 +33,16 @@ pub struct GpuAttention {
     pub n_head_kv: usize,
     pub head_dim: usize,
     pub head_dim_v: usize,
-    pub q: GpuLinear,
-    pub gated: bool,
-    pub k: GpuLinear,
-    pub v: GpuLinear,
+    /// Queries and their gates, if each head has [q, gate].
+    pub gated: Option<GpuLinear>,
+    /// Queries, if they have no gates there, and the layer's own keys and values: runs of rows that
+    /// are one matrix each.
+    pub products: Vec<GpuLinear>,
+    /// Numbers of a token's products.
+    pub width: usize,
+    /// The columns of the products at which keys and values begin.
+    pub k_first: usize,
+    pub v_first: usize,
     /// The layer whose keys and values it sees, if they are not its own.
     pub shared_with: Option<usize>,
     pub gate: Option<(GpuLinear, ValueGate)>,
@@ -52,6 +58,14 @@ pub struct GpuAttention {
     pub output: GpuLinear,
     pub window: Option<usize>,
     pub chunk: Option<usize>,
+}
+
+impl GpuAttention {
+    /// Whether queries or keys are normalised over all heads together.
+    pub fn norms_all_heads(&self) -> bool {
+        let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
+        norms.map(GpuVector::n).any(|n| n != self.head_dim)
+    }
 }
 
 pub enum GpuQuery {
@@ -300,7 +314,10 @@ pub struct GpuInput {
 /// Attention to the source text.
 pub struct GpuCross {
     pub norm: GpuNorm,
-    pub attention: GpuAttention,
+    pub q: GpuLinear,
+    pub k: GpuLinear,
+    pub v: GpuLinear,
+    pub output: GpuLinear,
 }
 
 pub struct GpuLayer {
@@ -413,7 +430,10 @@ impl<'a> Packer<'a> {
         };
         let cross = self.model.cross_attention_of(l).map(|cross| GpuCross {
             norm: self.norm(&cross.norm),
-            attention: self.attention(&cross.attention),
+            q: self.linear(&cross.attention.q),
+            k: self.linear(&cross.attention.k),
+            v: self.linear(&cross.attention.v),
+            output: self.linear(&cross.attention.output),
         });
         GpuLayer {
             norm: self.norm(&layer.norm),
@@ -481,16 +501,25 @@ impl<'a> Packer<'a> {
     }
 
     fn attention(&mut self, w: &'a AttentionWeights) -> GpuAttention {
-        let k = self.linear(&w.k);
+        let is_own = w.shared_with.is_none();
+        // Values that are the keys are read there, unless all heads together are normalised there.
+        let is_k = w.v.weight.is(&w.k.weight)
+            && w.k_norm.as_ref().is_none_or(|norm| norm.len() == w.head_dim);
+        let q = (!w.gated).then_some(&w.q);
+        let own = [(is_own, &w.k), (is_own && !is_k, &w.v)];
+        let own = own.into_iter().filter_map(|(is_there, linear)| is_there.then_some(linear));
+        let linears: Vec<&Linear> = q.into_iter().chain(own).collect();
+        let k_first = q.map_or(0, |q| q.weight.rows);
         GpuAttention {
+            gated: w.gated.then(|| self.linear(&w.q)),
+            width: linears.iter().map(|linear| linear.weight.rows).sum(),
+            products: self.stack(&linears),
+            k_first,
+            v_first: if is_k { k_first } else { k_first + w.k.weight.rows },
             n_head: w.n_head,
             n_head_kv: w.n_head_kv,
             head_dim: w.head_dim,
             head_dim_v: w.head_dim_v,
-            q: self.linear(&w.q),
-            gated: w.gated,
-            v: if w.v.weight.is(&w.k.weight) { k.clone() } else { self.linear(&w.v) },
-            k,
             shared_with: w.shared_with,
             gate: w.gate.as_ref().map(|(gate, function)| (self.linear(gate), *function)),
             rotates: w.rotates,

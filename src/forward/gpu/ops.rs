@@ -5,6 +5,7 @@ use crate::backend::gpu::Device;
 use crate::backend::gpu::activate::Activate;
 use crate::backend::gpu::acts::Quantize;
 use crate::backend::gpu::attention::Attention;
+use crate::backend::gpu::attention_inputs::AttentionInputs;
 use crate::backend::gpu::cache::CacheStore;
 use crate::backend::gpu::compress::Compress;
 use crate::backend::gpu::conv::Conv;
@@ -32,6 +33,7 @@ pub struct Ops {
     pub heads: Heads,
     pub rope: Rope,
     pub store: CacheStore,
+    pub inputs: AttentionInputs,
     pub attention: Attention,
     pub compress: Compress,
     pub conv: Conv,
@@ -57,6 +59,7 @@ impl Ops {
             heads: Heads::load(gpu, types)?,
             rope: Rope::load(gpu)?,
             store: CacheStore::load(gpu)?,
+            inputs: AttentionInputs::load(gpu)?,
             attention: Attention::load(gpu)?,
             compress: Compress::load(gpu)?,
             conv: Conv::load(gpu)?,

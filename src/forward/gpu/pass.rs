@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::heads::DeviceHeadMats;
+use crate::backend::gpu::rows::Columns;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
 use crate::forward::gpu::acts::{GpuActs, NormedRows, RowShape};
@@ -364,6 +365,27 @@ impl<'a> GpuPass<'a> {
             1.0 => Ok(()),
             scale => self.dev.ops.rows.scale(self.stream(), out, scale),
         }
+    }
+
+    /// out = linear · acts, in columns of wider rows; `free` has room for the product.
+    pub fn linear_columns(
+        &self,
+        linear: &GpuLinear,
+        acts: &GpuActs,
+        out: Columns,
+        free: DeviceSlice,
+    ) -> Result<()> {
+        let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
+        if linear.scale != 1.0 {
+            let (n, rows) = (self.n(), mat.rows);
+            let product = free.slice(0..4 * n * rows);
+            self.linear(linear, acts, product)?;
+            let product = Columns::new(product, rows, 0);
+            return self.dev.ops.rows.copy_columns(self.stream(), product, out, rows, n);
+        }
+        let Columns { data, stride, first } = out;
+        let (x, out) = (acts.view(mat.ty), data.slice(4 * first..data.len()));
+        self.dev.ops.products.product(self.stream(), mat, x, bias, out, stride)
     }
 
     /// A product for each head: x [rows · heads, cols] → out [rows · heads, heads.rows].

@@ -31,6 +31,13 @@ pub struct GpuMatrix {
 #[derive(Clone, Debug)]
 pub struct GpuVector(pub(super) Range<usize>);
 
+impl GpuVector {
+    /// The number of values.
+    pub fn n(&self) -> usize {
+        self.0.len() / 4
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct GpuLinear {
     pub weight: GpuMatrix,
@@ -117,6 +124,38 @@ impl<'a> Packer<'a> {
         let mat = matrix.mat(&self.model.gguf);
         let data = &mat.data[..mat.rows * mat.row_bytes()];
         GpuMatrix { place: self.put(Bytes::Of(data)), ty, rows, cols }
+    }
+
+    /// Matrices that read the same input. Runs of them that have one type lie so that they are one
+    /// matrix each, whose rows are theirs, one after the other.
+    pub fn stack(&mut self, linears: &[&'a Linear]) -> Vec<GpuLinear> {
+        let is_one = |a: &&Linear, b: &&Linear| {
+            let shape = |linear: &Linear| (linear.weight.ty, linear.weight.cols);
+            let is_plain = a.scale == 1.0 && b.scale == 1.0;
+            is_plain && shape(a) == shape(b) && a.bias.is_some() == b.bias.is_some()
+        };
+        linears.chunk_by(is_one).map(|run| self.run(run)).collect()
+    }
+
+    fn run(&mut self, run: &[&'a Linear]) -> GpuLinear {
+        let Matrix { ty, cols, .. } = run[0].weight;
+        let biases: Vec<&'a [f32]> = run.iter().flat_map(|linear| linear.bias.as_deref()).collect();
+        let n_bytes = 4 * biases.iter().map(|bias| bias.len()).sum::<usize>();
+        let bytes = move || -> Vec<u8> {
+            biases.iter().copied().flatten().flat_map(|v| v.to_le_bytes()).collect()
+        };
+        let bias = (n_bytes > 0).then(|| GpuVector(self.made(n_bytes, bytes)));
+        let start = self.end.next_multiple_of(ALIGN);
+        self.end = start;
+        for linear in run {
+            let mat = linear.weight.mat(&self.model.gguf);
+            let data = &mat.data[..mat.rows * mat.row_bytes()];
+            self.parts.push((self.end, Bytes::Of(data)));
+            self.end += data.len();
+        }
+        let rows = run.iter().map(|linear| linear.weight.rows).sum();
+        let weight = GpuMatrix { place: start..self.end, ty, rows, cols };
+        GpuLinear { weight, bias, scale: run[0].scale }
     }
 
     pub fn vector(&mut self, values: &'a [f32]) -> GpuVector {

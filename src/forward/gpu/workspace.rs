@@ -491,6 +491,8 @@ impl MixerLayout {
                     let own = [w.head_dim, w.head_dim_v].map(|dim| w.n_head * dim);
                     widths = [widths[0].max(own[0]), widths[1].max(own[1])];
                     raw = raw.max(if w.gated { 2 * n * own[0] } else { 0 });
+                    let own_keys = w.n_head_kv * (w.head_dim + w.head_dim_v);
+                    recurrent.projected = recurrent.projected.max(own[0] + own_keys);
                     keys = [
                         keys[0].max(w.n_head_kv * w.head_dim),
                         keys[1].max(w.n_head_kv * w.head_dim_v),
@@ -518,7 +520,8 @@ impl MixerLayout {
         let v_dim = if latent.rank > 0 { latent.rank } else { h.head_dim_v };
         let work = Attention::work_bytes(h.n_head, v_dim, n_ctx.max(compressed.n_rows), n);
         MixerLayout {
-            q: bump.words(n * widths[0]),
+            // Products of keys or values come here before their factor.
+            q: bump.words(n * widths[0].max(keys[0]).max(keys[1])),
             raw: bump.words(raw),
             k: bump.words(n * keys[0].max(latent.absorbed)),
             v: bump.words(n * keys[1]),
