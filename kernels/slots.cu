@@ -1,8 +1,8 @@
 // Looks up, on the device, where the granules of the chosen experts lie in device memory. The host
 // takes no part.
 //
-// One block: 64 tokens of 64 experts are 4096 pairs, a few loads for each of its threads. The table
-// of 512 experts with 8 granules is 32 KB.
+// One block looks up: 64 tokens of 64 experts are 4096 pairs, a few loads for each of its threads.
+// The table of 512 experts with 8 granules is 32 KB.
 #include "moeba.cuh"
 
 static constexpr u32 THREADS = 256;
@@ -30,11 +30,50 @@ struct ResolveParams {
     Address<u32> go;
     u32 pairs;
     u32 n_granules;
+    // [route_words], of which `chosen` is a part, and `missing` at this word
+    Address<const u32> route;
+    // [row_words] each
+    Address<const u32> h;
+    Address<const u32> x;
+    // [latent_words]
+    Address<const u32> latent;
+    // Mapped memory of the host: gets the route, and the others from these words on. No copy engine
+    // takes part.
+    Address<u32> to;
+    u32 missing_at;
+    u32 h_at;
+    u32 x_at;
+    u32 latent_at;
+    u32 route_words;
+    u32 row_words;
+    u32 latent_words;
+    u32 unused;
 };
-static_assert(sizeof(ResolveParams) == 64);
+static_assert(sizeof(ResolveParams) == 136);
 
+// The router's input, the residual stream and the input of narrow experts for the host. One thread
+// for each word; a warp writes 128 bytes side by side.
+__device__ __forceinline__ void post_rows(const ResolveParams& p) {
+    Global<u32> to = p.to;
+    u32 i = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
+    if (i < p.row_words) {
+        to[p.h_at + i] = p.h[i];
+    } else if (i < 2 * p.row_words) {
+        i -= p.row_words;
+        to[p.x_at + i] = p.x[i];
+    } else if (i < 2 * p.row_words + p.latent_words) {
+        i -= 2 * p.row_words;
+        to[p.latent_at + i] = p.latent[i];
+    }
+}
+
+// The first block looks up and stores the route for the host, the others the rows.
 KERNEL(resolve_slots, THREADS, ResolveParams) {
     SHARED(u32, partial, THREADS / WARP);
+    if (blockIdx.x > 0) {
+        post_rows(p);
+        return;
+    }
     Global<const u32> chosen = p.chosen;
     Global<u64> granules = p.granules;
     Global<u32> homes = p.homes;
@@ -63,48 +102,19 @@ KERNEL(resolve_slots, THREADS, ResolveParams) {
     own = warp_sum(own);
     if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = own;
     __syncthreads();
-    if (threadIdx.x != 0) return;
     u32 sum = 0;
     for (u32 warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp];
+    for (u32 i = threadIdx.x; i < p.route_words; i += blockDim.x) {
+        u32 word = sum;
+        if (i != p.missing_at) word = p.route[i];
+        p.to[i] = word;
+    }
+    if (threadIdx.x != 0) return;
     *p.missing = sum;
     if (sum != 0) return;
     // The engine that waits for the word may be another than the one that runs kernels.
     __threadfence_system();
     *p.go = pass;
-}
-
-struct PostParams {
-    // [route_words]
-    Address<const u32> route;
-    // [row_words] each
-    Address<const u32> h;
-    Address<const u32> x;
-    // Mapped memory of the host: the route, and `h` and `x` from these words on.
-    Address<u32> to;
-    u32 h_at;
-    u32 x_at;
-    u32 route_words;
-    u32 row_words;
-};
-static_assert(sizeof(PostParams) == 48);
-
-// Stores a token's routing, and the router's input and the residual stream if row_words is not 0,
-// into memory of the host. No copy engine takes part. One thread for each word; a warp writes 128
-// bytes side by side.
-KERNEL(post_route, THREADS, PostParams) {
-    Global<u32> to = p.to;
-    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < p.route_words) {
-        to[i] = p.route[i];
-        return;
-    }
-    i -= p.route_words;
-    if (i < p.row_words) {
-        to[p.h_at + i] = p.h[i];
-    } else if (i < 2 * p.row_words) {
-        i -= p.row_words;
-        to[p.x_at + i] = p.x[i];
-    }
 }
 
 struct LimitParams {

@@ -38,7 +38,7 @@ fn a_stream_goes_on_by_itself_when_all_is_there() {
             };
             let (stream, routed) = (&bench.stream, Event::new(&bench.gpu).unwrap());
             // SAFETY: both ids are below 2.
-            unsafe { Resolve::load(&bench.gpu).unwrap().launch(stream, &lookup) }.unwrap();
+            unsafe { Resolve::load(&bench.gpu).unwrap().launch(stream, &lookup, None) }.unwrap();
             stream.record(&routed).unwrap();
             stream.wait_value(go.all(), 3).unwrap();
             stream.fill(granules.all(), 0).unwrap();

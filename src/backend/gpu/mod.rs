@@ -87,7 +87,6 @@ pub const LAYOUTS: &[&Layout] = &[
     scan::ScanParams::LAYOUT,
     scan::SelectiveScanParams::LAYOUT,
     slots::ResolveParams::LAYOUT,
-    slots::PostParams::LAYOUT,
     slots::LimitParams::LAYOUT,
     slots::PlaceRowsParams::LAYOUT,
     streams::JoinStreamsParams::LAYOUT,

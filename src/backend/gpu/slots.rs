@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 pub const HOMES: u64 = 256;
 
 kernel_params! {
-    pub struct ResolveParams[64] {
+    pub struct ResolveParams[136] {
         chosen: DevicePtr,
         table: DevicePtr,
         granules: DevicePtr,
@@ -19,19 +19,19 @@ kernel_params! {
         go: DevicePtr,
         pairs: u32,
         n_granules: u32,
-    }
-}
-
-kernel_params! {
-    pub struct PostParams[48] {
         route: DevicePtr,
         h: DevicePtr,
         x: DevicePtr,
+        latent: DevicePtr,
         to: DevicePtr,
+        missing_at: u32,
         h_at: u32,
         x_at: u32,
+        latent_at: u32,
         route_words: u32,
         row_words: u32,
+        latent_words: u32,
+        unused: u32,
     }
 }
 
@@ -56,7 +56,6 @@ kernel_params! {
 kernels! {
     pub struct Resolve {
         resolve: ResolveParams = "resolve_slots",
-        post: PostParams = "post_route",
         limit: LimitParams = "limit_experts",
         place: PlaceRowsParams = "place_rows",
     }
@@ -88,23 +87,60 @@ pub struct Lookup<'a> {
 /// A token's routing for the host, and what else the host may want.
 #[derive(Clone, Copy)]
 pub struct Post<'a> {
+    /// The memory of the look-up's `missing` and `chosen`, and what lies beside them.
     pub route: DeviceSlice<'a>,
     /// The router's input and the residual stream, of one size.
     pub rows: Option<[DeviceSlice<'a>; 2]>,
-    /// Mapped memory, and the offsets of `rows` in it.
+    /// The input of narrow experts.
+    pub latent: Option<DeviceSlice<'a>>,
+    /// Mapped memory, and the offsets of `rows` and `latent` in it.
     pub to: DeviceSlice<'a>,
-    pub rows_at: [usize; 2],
+    pub at: [usize; 3],
+}
+
+fn with_post(params: ResolveParams, missing: DeviceSlice, post: &Post) -> ResolveParams {
+    let route_words = post.route.count::<u32>();
+    let [h, x] = post.rows.unwrap_or([post.route.slice(0..0); 2]);
+    let latent_words = post.latent.map_or(0, |latent| latent.count::<u32>());
+    let (row_words, [h_at, x_at, latent_at]) = (h.count::<u32>(), post.at);
+    assert_eq!(x.count::<u32>(), row_words);
+    let missing_at = missing.address().checked_sub(post.route.address()).map(|at| at as usize);
+    let missing_at = missing_at.filter(|at| *at < 4 * route_words).expect("a part of the route");
+    let rows = [(row_words, h_at), (row_words, x_at), (latent_words, latent_at)];
+    let all = [(route_words, 0)].into_iter().chain(rows);
+    let mut all = all.filter(|(n, _)| *n > 0);
+    assert!(all.all(|(n, at)| n * 4 + at <= post.to.len() && at.is_multiple_of(4)));
+    ResolveParams {
+        route: post.route.into(),
+        h: h.into(),
+        x: x.into(),
+        latent: post.latent.into(),
+        to: post.to.into(),
+        missing_at: u32_of(missing_at / 4),
+        h_at: u32_of(h_at / 4),
+        x_at: u32_of(x_at / 4),
+        latent_at: u32_of(latent_at / 4),
+        route_words: u32_of(route_words),
+        row_words: u32_of(row_words),
+        latent_words: u32_of(latent_words),
+        ..params
+    }
 }
 
 impl Resolve {
-    /// Looks the chosen experts up.
+    /// Looks the chosen experts up, and stores the routing in memory of the host if it is posted.
     ///
     /// # Panics
     /// If sizes do not fit each other.
     ///
     /// # Safety
     /// When the launch runs, the ids in `chosen` are below `n_experts` or `NO_EXPERT`.
-    pub unsafe fn launch(&self, stream: &Stream, lookup: &Lookup) -> Result<()> {
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        lookup: &Lookup,
+        post: Option<&Post>,
+    ) -> Result<()> {
         let (pairs, n_granules) = (lookup.chosen.count::<u32>(), lookup.n_granules);
         assert!(n_granules > 0 && lookup.n_experts > 0, "no expert is made of nothing");
         assert_eq!(lookup.table.count::<u64>(), lookup.n_experts * n_granules);
@@ -123,35 +159,12 @@ impl Resolve {
             go: lookup.go.into(),
             pairs: u32_of(pairs),
             n_granules: u32_of(n_granules),
+            ..Default::default()
         };
+        let params = post.map_or(params, |post| with_post(params, lookup.missing, post));
+        let blocks = 1 + (2 * params.row_words + params.latent_words).div_ceil(THREADS);
         // SAFETY: sizes are asserted; the ids are the caller's promise.
-        unsafe { stream.launch(self.resolve, Grid::new([1; 3], THREADS), &params) }
-    }
-
-    /// Stores a token's routing into memory of the host.
-    ///
-    /// # Panics
-    /// If sizes do not fit each other.
-    pub fn post(&self, stream: &Stream, post: &Post) -> Result<()> {
-        let route_words = post.route.count::<u32>();
-        let [h, x] = post.rows.unwrap_or([post.route.slice(0..0); 2]);
-        let (row_words, [h_at, x_at]) = (h.count::<u32>(), post.rows_at);
-        assert_eq!(x.count::<u32>(), row_words);
-        let all = [(route_words, 0), (row_words, h_at), (row_words, x_at)];
-        assert!(all.iter().all(|(n, at)| n * 4 + at <= post.to.len() && at.is_multiple_of(4)));
-        let params = PostParams {
-            route: post.route.into(),
-            h: h.into(),
-            x: x.into(),
-            to: post.to.into(),
-            h_at: u32_of(h_at / 4),
-            x_at: u32_of(x_at / 4),
-            route_words: u32_of(route_words),
-            row_words: u32_of(row_words),
-        };
-        let grid = Grid::each(route_words + 2 * row_words, THREADS);
-        // SAFETY: sizes are asserted.
-        unsafe { stream.launch(self.post, grid, &params) }
+        unsafe { stream.launch(self.resolve, Grid::new([blocks, 1, 1], THREADS), &params) }
     }
 
     /// Copies the sums of other devices among this one's: `partial[pair]` of f32 [pairs, n_embd]

@@ -24,7 +24,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         Ok(())
     });
-    report.row("post_route", "", |row| {
+    report.row("resolve_slots", "posted", |row| {
         // [words of the route, values of a row]
         for shape in bench.shapes(&[[48, 32], [16, 0]], &[[1, 257]], &[[512, 7168]]) {
             post(bench, &resolve, row, shape)?;
@@ -122,7 +122,7 @@ fn compare(bench: &Bench, resolve: &Resolve, row: &mut Row, case: &Case) -> Resu
         go: go.all(),
     };
     // SAFETY: the ids are below the number of experts, or none.
-    unsafe { resolve.launch(&bench.stream, &lookup) }?;
+    unsafe { resolve.launch(&bench.stream, &lookup, None) }?;
     let shape = format!("{pairs} of {n_experts}×{n_granules}, {} devices", case.devices);
     row.words(&shape, &bench.down_u64(&granules)?, &expected);
     let words = [bench.down_u32(&missing)?, bench.down_u32(&go)?].concat();
@@ -134,23 +134,43 @@ fn compare(bench: &Bench, resolve: &Resolve, row: &mut Row, case: &Case) -> Resu
     Ok(())
 }
 
-/// The host gets a route and two rows without a copy.
+/// The host gets a route, two rows and a narrow one without a copy, of a look-up that misses its
+/// only pair.
 fn post(bench: &Bench, resolve: &Resolve, row: &mut Row, [words, n]: [usize; 2]) -> Result<()> {
     let mut random = Random(n as u64);
-    let route: Vec<u32> = (0..words).map(|_| random.next() as u32).collect();
-    let rows: Vec<u32> = (0..2 * n).map(|_| random.next() as u32).collect();
-    let (route_up, rows_up) = (bench.up_u32(&route)?, bench.up_u32(&rows)?);
-    let (h, x) = (rows_up.slice(0..4 * n), rows_up.slice(4 * n..8 * n));
-    let ends = [4 * words, 4 * words + 4 * n, 4 * words + 8 * n];
-    let down = Pinned::new(&bench.gpu, ends[2], PinnedKind::Mapped)?;
-    let (to, rows_at) = (down.slice(0..ends[2]), [ends[0], ends[1]]);
-    let rows_down = (n > 0).then_some([h, x]);
-    resolve.post(&bench.stream, &Post { route: route_up.all(), rows: rows_down, to, rows_at })?;
+    let mut route: Vec<u32> = (0..words).map(|_| random.next() as u32).collect();
+    let rows: Vec<u32> = (0..2 * n + n / 2).map(|_| random.next() as u32).collect();
+    let (route_up, rows_up) = (bench.up_u32(&route)?, bench.up_u32(&[&rows[..], &[0]].concat())?);
+    let [h, x] = [0..4 * n, 4 * n..8 * n].map(|range| rows_up.slice(range));
+    let latent = rows_up.slice(8 * n..4 * rows.len());
+    let at = [words, words + n, words + 2 * n].map(|at| 4 * at);
+    let end = 4 * (words + rows.len());
+    let down = Pinned::new(&bench.gpu, end, PinnedKind::Mapped)?;
+    let (to, missing) = (down.slice(0..end), words - 1);
+    let (rows_down, latent) = ((n > 0).then_some([h, x]), (n > 1).then_some(latent));
+    let post = Post { route: route_up.all(), rows: rows_down, latent, to, at };
+    let (chosen, table, granules) = (bench.up_u32(&[0])?, bench.up_u64(&[0])?, bench.empty(8)?);
+    let (pass, go) = (bench.up_u32(&[PASS])?, bench.up_u32(&[BEFORE])?);
+    let lookup = Lookup {
+        chosen: chosen.all(),
+        table: table.all(),
+        n_experts: 1,
+        n_granules: 1,
+        granules: granules.all(),
+        homes: None,
+        missing: route_up.slice(4 * missing..4 * words),
+        pass: pass.all(),
+        go: go.all(),
+    };
+    // SAFETY: the id is below the number of experts.
+    unsafe { resolve.launch(&bench.stream, &lookup, Some(&post)) }?;
     bench.stream.synchronize()?;
     // SAFETY: the kernel is done, and nothing else writes there.
-    let bytes = unsafe { down.bytes(0..ends[2]) };
+    let bytes = unsafe { down.bytes(0..end) };
     let got: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    route[missing] = 1;
     row.words(format!("{words} words, 2 rows of {n}"), &got, &[route, rows].concat());
+    row.words(format!("{words} words: go"), &bench.down_u32(&go)?, &[BEFORE]);
     Ok(())
 }
 

@@ -132,9 +132,9 @@ impl<'a> GpuPass<'a> {
     pub fn pipelined_experts(&mut self, l: usize, tiers: &VramTiers) -> Result<()> {
         let answered = self.answer_pending()?;
         let pinned = self.pin_layer(l, tiers)?;
-        // SAFETY: the router chooses among the layer's experts.
-        unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l))? };
-        self.queue_experts(l, pinned)?;
+        // Posted before the experts run, so that the host can handle misses meanwhile.
+        let sizes = self.look_up(l, pinned)?;
+        self.queue_experts(l, pinned, sizes)?;
         self.publish_answered(answered);
         if self.state.pipeline.is_sum_held() {
             // What comes next reads the sum.
@@ -143,11 +143,14 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// Queues what follows the look-up.
-    fn queue_experts(&mut self, l: usize, pinned: PinnedLayer) -> Result<()> {
+    /// Queues what follows the look-up, which posts parts of these sizes.
+    fn queue_experts(
+        &mut self,
+        l: usize,
+        pinned: PinnedLayer,
+        sizes: [usize; PARTS],
+    ) -> Result<()> {
         let (stream, shape) = (self.stream(), self.routed_shape(l));
-        // Posted before the experts run, so that the host can handle misses meanwhile.
-        let sizes = self.post_parts(l, pinned)?;
         let routed = self.routed_layer(l);
         let mut helping = Vec::new();
         for (i, peer) in self.state.peers.iter_mut().enumerate() {
@@ -187,15 +190,19 @@ impl<'a> GpuPass<'a> {
         Fence::after(self.stream())
     }
 
-    /// Queues what the host gets of a layer: the route, and h, the residual stream and the input of
-    /// narrow experts if the host may want them. Returns the sizes of all parts.
-    fn post_parts(&self, l: usize, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
-        let (ops, slot) = (&self.dev.ops.resolve, &self.state.pipeline.slots[pinned.slot]);
+    /// Queues the look-up and what the host gets of a layer: the route, and h, the residual stream
+    /// and the input of narrow experts if the host may want them. Returns the sizes of all parts.
+    fn look_up(&self, l: usize, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
+        let (stream, slot) = (self.stream(), &self.state.pipeline.slots[pinned.slot]);
         let wants_rows = pinned.number.is_some() || self.b.events.want_activation();
         let rows = wants_rows.then(|| [self.h(), self.x()]);
         let is_narrow = self.ffn(l).latent.is_some() && pinned.number.is_some();
         let latent = is_narrow.then(|| self.expert_input(l));
-        slot.post(ops, self.stream(), self.route_bytes(), rows, latent)
+        let (post, sizes) = slot.post(self.route_bytes(), rows, latent);
+        // SAFETY: the router chooses among the layer's experts.
+        unsafe { self.dev.ops.resolve.launch(stream, &self.lookup(l), Some(&post))? };
+        stream.record(&slot.routed)?;
+        Ok(sizes)
     }
 
     /// Computes the experts that the look-up has found.

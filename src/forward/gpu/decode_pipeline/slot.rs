@@ -2,7 +2,7 @@
 //! which kernels read and write in place: the layer's number, and its routing.
 
 use crate::Result;
-use crate::backend::gpu::slots::{Post, Resolve};
+use crate::backend::gpu::slots::Post;
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 use crate::forward::gpu::upload::starts;
 
@@ -18,7 +18,7 @@ const TABLE_AT: usize = 64;
 pub struct PipelineSlot {
     up: Pinned,
     down: Pinned,
-    /// Recorded behind `post`.
+    /// Recorded behind the look-up, which posts.
     pub routed: Event,
 }
 
@@ -55,29 +55,20 @@ impl PipelineSlot {
         self.up.slice(0..4)
     }
 
-    /// Queues what the host gets of a layer.
-    pub fn post(
-        &self,
-        ops: &Resolve,
-        stream: &Stream,
-        route: DeviceSlice,
-        rows: Option<[DeviceSlice; 2]>,
-        latent: Option<DeviceSlice>,
-    ) -> Result<[usize; PARTS]> {
+    /// What the host gets of a layer, and the sizes of its parts.
+    pub fn post<'a>(
+        &'a self,
+        route: DeviceSlice<'a>,
+        rows: Option<[DeviceSlice<'a>; 2]>,
+        latent: Option<DeviceSlice<'a>>,
+    ) -> (Post<'a>, [usize; PARTS]) {
         let row_bytes = rows.map_or(0, |[h, _]| h.len());
         let latent_bytes = latent.map_or(0, DeviceSlice::len);
         let sizes = [route.len(), row_bytes, row_bytes, latent_bytes];
         let mut at = starts(&sizes).skip(1);
         let mut next = || at.next().expect("four parts");
-        let (rows_at, latent_at) = ([next(), next()], next());
-        let to = self.down.slice(0..self.down.len());
-        ops.post(stream, &Post { route, rows, to, rows_at })?;
-        if let Some(latent) = latent {
-            let to = to.slice(latent_at..latent_at + latent_bytes);
-            ops.post(stream, &Post { route: latent, rows: None, to, rows_at: [0; 2] })?;
-        }
-        stream.record(&self.routed)?;
-        Ok(sizes)
+        let (at, to) = ([next(), next(), next()], self.down.slice(0..self.down.len()));
+        (Post { route, rows, latent, to, at }, sizes)
     }
 
     /// Waits for what was posted and returns the parts.

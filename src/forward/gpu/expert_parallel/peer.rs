@@ -162,7 +162,7 @@ impl Peer {
             go: workspace.slice(&layout.lookup.go),
         };
         // SAFETY: the router chooses among the layer's experts.
-        unsafe { ops.resolve.launch(stream, &lookup)? };
+        unsafe { ops.resolve.launch(stream, &lookup, None)? };
         let memory = workspace.slice(&layout.acts);
         let h = workspace.slice(&layout.h);
         let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
