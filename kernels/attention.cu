@@ -17,12 +17,14 @@
 // each few bytes of a thread. A row is taken in parts of at most 256 bytes. The first values are on
 // their way during the softmax.
 //
-// attention_combine adds up the splits in ascending order. A block leaves at once if its token sees
+// attention_combine adds up the splits in ascending order, and stores the result in the form that
+// the next product reads, if that is asked for. A block leaves at once if its token sees
 // nothing of its split.
 // Expected bytes: the keys and values that are seen, once for R heads; records of 4 bytes a value
 // for each split.
 #include "attention.cuh"
 #include "copy.cuh"
+#include "quant/quantize.cuh"
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 COMBINE_THREADS = 128;
@@ -586,17 +588,22 @@ struct CombineParams {
     Address<const float> sinks;
     // [tokens, n_head, v_dim]
     Address<float> out;
+    // Records of n_head · v_dim columns that products read (quant/acts.cuh), or null.
+    Address<u8> q8_0;
+    Address<u8> q8_k;
+    u32 n_head;
+    // Heads of a block: with records, as many as make whole blocks of theirs.
+    u32 heads;
     u32 own_rows;
     u32 unused;
 };
-static_assert(sizeof(CombineParams) == 72);
+static_assert(sizeof(CombineParams) == 96);
 
-// Adds up the records of each query. One block for each query.
-KERNEL(attention_combine, COMBINE_THREADS, CombineParams) {
+// Adds up the records of a query.
+__device__ __forceinline__ void combine(const CombineParams& p, u32 token, u32 head) {
     u32 v_dim = p.v_dim, split_len = p.split_len, n_slots = p.n_slots;
     Global<const float> sinks = p.sinks;
-    u32 head = blockIdx.x, token = blockIdx.y;
-    u64 query = static_cast<u64>(token) * gridDim.x + head;
+    u64 query = static_cast<u64>(token) * p.n_head + head;
     u32 position = position_of(p.past, p.own_rows, p.first_token + token);
     Range seen = seen_by(position, p.all, p.window, p.chunk, p.limit);
     u32 n = seen.is_empty() ? 0 : (seen.end - 1) / split_len + 1 - seen.begin / split_len;
@@ -620,4 +627,34 @@ KERNEL(attention_combine, COMBINE_THREADS, CombineParams) {
         }
         p.out[query * v_dim + i] = acc * (factor / sum);
     }
+}
+
+// Stores what a block has written in a record of its token.
+template <u32 LEN>
+__device__ __forceinline__ void quantize_heads(const CombineParams& p, Global<u8> records) {
+    u32 cols = p.n_head * p.v_dim, n = p.heads * p.v_dim, start = blockIdx.x * n;
+    u64 token = blockIdx.y;
+    Global<float> row = p.out + token * cols;
+    for (u32 base = 0; base < n; base += COMBINE_THREADS * EACH) {
+        u32 at = base + threadIdx.x * EACH;
+        bool live = at < n;
+        float v[EACH] = {};
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++) {
+            if (live) v[i] = row[start + at + i];
+        }
+        u64 record = token * ActLayout<LEN>(cols).bytes;
+        quantize_eight<LEN>(v, start + at, cols, live, records + record);
+    }
+}
+
+// One block for each query, or for the queries of a token's few heads.
+KERNEL(attention_combine, COMBINE_THREADS, CombineParams) {
+    for (u32 head = 0; head < p.heads; head++) {
+        combine(p, blockIdx.y, blockIdx.x * p.heads + head);
+    }
+    if (!p.q8_0 && !p.q8_k) return;
+    __syncthreads();
+    if (p.q8_0) quantize_heads<32>(p, p.q8_0);
+    if (p.q8_k) quantize_heads<256>(p, p.q8_k);
 }

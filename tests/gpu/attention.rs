@@ -257,6 +257,7 @@ impl<'a> OnDevice<'a> {
             v: values,
             work: work.all(),
             out: out.all(),
+            records: None,
         };
         self.attention.launch(&bench.stream, &shape, data).unwrap();
         bench.down_f32(&out)
@@ -438,7 +439,15 @@ fn one_graph_serves_other_texts_of_any_length() {
         prompt: false,
     };
     let (stream, k, v) = (&bench.stream, device.rows(0), device.rows(1));
-    let data = AttentionData { tokens: 1, q: q.all(), k, v, work: work.all(), out: out.all() };
+    let data = AttentionData {
+        tokens: 1,
+        q: q.all(),
+        k,
+        v,
+        work: work.all(),
+        out: out.all(),
+        records: None,
+    };
     let graph = stream.capture(|| device.attention.launch(stream, &shape, data)).unwrap();
     for source in [600, 1, 64, 513, 512] {
         stream.upload_now(last.all(), &(source as u32 - 1).to_le_bytes()).unwrap();
@@ -480,7 +489,7 @@ fn one_graph_serves_a_text_that_grows() {
         device.store.store(stream, v.all(), 1, past.all(), rows[1])?;
         let [k, v] = rows;
         let (q, work, out) = (q.all(), work.all(), out.all());
-        let data = AttentionData { tokens: 1, q, k, v, work, out };
+        let data = AttentionData { tokens: 1, q, k, v, work, out, records: None };
         device.attention.launch(stream, &shape, data)
     });
     let graph = graph.unwrap();

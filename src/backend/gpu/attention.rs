@@ -15,11 +15,13 @@
 //! both ways a query's bits depend only on what it sees. So neither the other tokens of a launch
 //! nor the division of a prompt change what a model says.
 
+use super::acts::DeviceActs;
 use super::cache::DeviceRows;
 use super::{
     Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Kernel, Stream, kernel_params, u32_of,
 };
 use crate::Result;
+use crate::simd::ActKind;
 
 /// Threads of a block of the kernels of `kernels/attention.cu`.
 const SPLIT_THREADS: u32 = 256;
@@ -74,7 +76,7 @@ kernel_params! {
 }
 
 kernel_params! {
-    pub struct CombineParams[72] {
+    pub struct CombineParams[96] {
         work: DevicePtr,
         n_slots: u32,
         split_len: u32,
@@ -87,6 +89,10 @@ kernel_params! {
         chunk: u32,
         sinks: DevicePtr,
         out: DevicePtr,
+        q8_0: DevicePtr,
+        q8_k: DevicePtr,
+        n_head: u32,
+        heads: u32,
         own_rows: u32,
         unused: u32,
     }
@@ -207,6 +213,21 @@ pub struct AttentionData<'a> {
     pub work: DeviceSlice<'a>,
     /// f32 [tokens, n_head, v dim]
     pub out: DeviceSlice<'a>,
+    /// Records of `out` that are stored besides, a token each, of Q8_0 or Q8_K: the bits of
+    /// `Quantize::store`. [`records_fit`] says whether there may be any.
+    pub records: Option<DeviceActs<'a>>,
+}
+
+/// The heads of which a block stores records: the fewest that are whole blocks of theirs.
+fn heads_a_block(kind: ActKind, v_dim: usize) -> usize {
+    (kind.block_len() / v_dim).max(1)
+}
+
+/// Whether the attention of `n_head` heads can store its result in records of this kind.
+pub fn records_fit(kind: ActKind, n_head: usize, v_dim: usize) -> bool {
+    let heads = heads_a_block(kind, v_dim);
+    let is_block = (heads * v_dim).is_multiple_of(kind.block_len());
+    kind != ActKind::F32 && is_block && n_head.is_multiple_of(heads)
 }
 
 /// The number of floats of a query's partial result: acc, max, sum, on a boundary of 16 bytes.
@@ -359,10 +380,15 @@ impl Attention {
         shape: &DeviceAttention,
         data: AttentionData,
     ) -> Result<()> {
-        let AttentionData { tokens, q, k, v, work, out } = data;
+        let AttentionData { tokens, q, k, v, work, out, .. } = data;
         shape.check(tokens, q, &k, &v);
         let (q_token, out_token) = (4 * shape.n_head * k.dim, 4 * shape.n_head * v.dim);
         assert!(out.len() >= tokens * out_token && out.holds::<f32>(0), "{tokens} results");
+        if let Some(acts) = &data.records {
+            assert!(records_fit(acts.kind, shape.n_head, v.dim), "records of whole blocks");
+            let cols = shape.n_head * v.dim;
+            assert_eq!((acts.tokens, acts.record_cols, acts.first_col), (tokens, cols, 0));
+        }
         let prompt = shape.prompt && !shape.own_rows && self.has_prompt_kernel(&k, &v);
         let split_len = if prompt { PROMPT_SPLIT } else { SPLIT };
         let slots = shape.slots(split_len, 1, k.n_ctx.min(v.n_ctx));
@@ -374,7 +400,8 @@ impl Attention {
             let tokens = at_once.min(tokens - first);
             let q = q.slice(first * q_token..q.len());
             let out = out.slice(first * out_token..out.len());
-            let data = AttentionData { tokens, q, out, ..data };
+            let records = data.records.map(|records| records.token_range(first..first + tokens));
+            let data = AttentionData { tokens, q, out, records, ..data };
             let part = Part { shape, first, data, split_len, slots };
             if prompt {
                 self.tensor(stream, part)?
@@ -421,6 +448,11 @@ impl Attention {
     /// Adds up the partial results.
     fn combine(&self, stream: &Stream, part: Part) -> Result<()> {
         let Part { shape, data, .. } = part;
+        let heads = data.records.map_or(1, |acts| heads_a_block(acts.kind, data.v.dim));
+        let records = |kind: ActKind| {
+            let own = data.records.filter(|acts| acts.kind == kind);
+            DevicePtr::from(own.map(|acts| acts.records))
+        };
         let params = CombineParams {
             work: data.work.into(),
             n_slots: u32_of(part.slots),
@@ -434,10 +466,14 @@ impl Attention {
             chunk: or_none(shape.chunk),
             sinks: shape.sinks.into(),
             out: data.out.into(),
+            q8_0: records(ActKind::Q8_0),
+            q8_k: records(ActKind::Q8_K),
+            n_head: u32_of(shape.n_head),
+            heads: u32_of(heads),
             own_rows: shape.own_rows.into(),
             unused: 0,
         };
-        let blocks = [u32_of(shape.n_head), u32_of(data.tokens), 1];
+        let blocks = [u32_of(shape.n_head / heads), u32_of(data.tokens), 1];
         // SAFETY: there is a record for each token, head and split, and the results fit (asserted).
         unsafe { stream.launch(self.combine, Grid::new(blocks, COMBINE_THREADS), &params) }
     }

@@ -2,14 +2,19 @@
 
 use super::bench::Bench;
 use super::data::Random;
+use super::quantize::words;
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::attention::{Attention, AttentionData, DeviceAttention, DeviceBias};
+use crate::backend::gpu::acts::{DeviceActs, record_bytes, records_of};
+use crate::backend::gpu::attention::{
+    Attention, AttentionData, DeviceAttention, DeviceBias, records_fit,
+};
 use crate::backend::gpu::cache::{CacheStore, DeviceRows};
 use crate::backend::ops::{DistanceBias, RowBytes, Rows, RowsMut, row_bytes};
 use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use crate::simd::{ActKind, Activations};
 
 const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
 
@@ -247,12 +252,25 @@ impl Case {
         let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
         let attention = &kernels.attention;
         let (q, work) = (q.all(), work.all());
-        let data = AttentionData { tokens, q, k, v, work, out: out.all() };
+        let data = AttentionData { tokens, q, k, v, work, out: out.all(), records: None };
         attention.launch(stream, &shape, data)?;
         let got = bench.down_f32(&out)?;
         match prompt {
             true => row.near(self.name(), &got, &expected, PROMPT_BOUND),
             false => row.bits(self.name(), &got, &expected),
+        }
+        let cols = n_head * v_dim;
+        let kinds = [ActKind::Q8_0, ActKind::Q8_K].into_iter();
+        for kind in kinds.filter(|kind| records_fit(*kind, n_head, v_dim)) {
+            let memory = bench.up(&vec![0; tokens * record_bytes(kind, cols)])?;
+            let records = Some(DeviceActs::new(kind, tokens, cols, memory.all()));
+            attention.launch(stream, &shape, AttentionData { records, ..data })?;
+            let mut acts = Activations::new();
+            acts.resize(kind, tokens, cols);
+            acts.quantize_rows(bench.cpu.kernels, 0..tokens, &got, cols);
+            let expected = words(kind, &records_of(acts.all()));
+            let name = format!("{} as {kind:?}", self.name());
+            row.words(name, &words(kind, &bench.down(&memory)?), &expected);
         }
         Ok(())
     }

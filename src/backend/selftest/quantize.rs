@@ -91,7 +91,7 @@ fn make_hard(x: &mut [f32]) {
 }
 
 /// Records word by word. A scale that is NaN may have any bits of a NaN.
-fn words(kind: ActKind, records: &[u8]) -> Vec<u32> {
+pub fn words(kind: ActKind, records: &[u8]) -> Vec<u32> {
     let words = records.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
     let nan = |word: u32| kind != ActKind::F32 && f32::from_bits(word).is_nan();
     words.map(|word| if nan(word) { u32::MAX } else { word }).collect()

@@ -2,7 +2,8 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::gpu::attention::{AttentionData, DeviceAttention, DeviceBias};
+use crate::backend::gpu::acts::DeviceActs;
+use crate::backend::gpu::attention::{AttentionData, DeviceAttention, DeviceBias, records_fit};
 use crate::backend::gpu::attention_inputs::{HeadRows, InputSteps, NewRows};
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::matmul::is_few;
@@ -16,6 +17,7 @@ use crate::forward::gpu::weights::{GpuLinear, GpuVector};
 use crate::forward::gpu::workspace::ByteRange;
 use crate::model::descriptor::ValueGate;
 use crate::model::weights::Part;
+use crate::simd::act_kind;
 
 impl<'a> GpuPass<'a> {
     /// x → y
@@ -44,11 +46,17 @@ impl<'a> GpuPass<'a> {
         self.norm_all_heads(w, products)?;
         // QK-norm, RoPE, cache, attention: each text over its own cache
         let attended = self.words(&m.attended, n * w.n_head * w.head_dim_v);
+        let stored = self.stored_with_attention(w, attended);
+        let records = stored.map(|acts| acts.view(w.output.weight.ty));
         for segment in self.segments() {
-            self.attend_own(l, w, &segment, products, attended)?;
+            let records = records.map(|records| records.token_range(segment.rows.clone()));
+            self.attend_own(l, w, &segment, products, (attended, records))?;
         }
         self.gate_values(w, attended, gate)?;
-        self.mixer_output(l, &w.output)?;
+        match &stored {
+            Some(acts) => self.mixer_product(l, &w.output, acts)?,
+            None => self.mixer_output(l, &w.output)?,
+        }
         match hyper.attention_output_scale {
             1.0 => Ok(()),
             scale => self.dev.ops.rows.scale(self.stream(), self.y(), scale),
@@ -63,7 +71,7 @@ impl<'a> GpuPass<'a> {
         w: &GpuAttention,
         segment: &GpuSegment<'a>,
         products: DeviceSlice<'a>,
-        attended: DeviceSlice<'a>,
+        (attended, records): (DeviceSlice<'a>, Option<DeviceActs<'a>>),
     ) -> Result<()> {
         let (keys, values) = self.own_rows(w.shared_with.unwrap_or(l), segment);
         let (m, width) = (&self.layout().mixer, w.n_head * w.head_dim);
@@ -98,7 +106,21 @@ impl<'a> GpuPass<'a> {
             bias: vector(&w.slopes).map(DeviceBias::Slopes).or(self.distance_bias()),
             ..self.view(segment)
         };
-        self.attend(segment, &view, all, [keys, values], attended)
+        self.attend_into(segment, &view, all, [keys, values], (attended, records))
+    }
+
+    /// The memory of what the output projection reads, if attention can store it.
+    fn stored_with_attention(
+        &self,
+        w: &GpuAttention,
+        attended: DeviceSlice<'a>,
+    ) -> Option<GpuActs<'a>> {
+        let ty = w.output.weight.ty;
+        let is_gated = w.gate.is_some() || w.gated.is_some();
+        let fits = !is_gated && records_fit(act_kind(ty), w.n_head, w.head_dim_v);
+        let shape = RowShape { n: self.n(), cols: w.output.weight.cols };
+        let memory = self.slice(&self.layout().mixer.acts);
+        fits.then(|| GpuActs::at([ty], shape, attended, memory))
     }
 
     /// The steps between a text's products and its attention.
@@ -260,20 +282,39 @@ impl<'a> GpuPass<'a> {
         segment: &GpuSegment<'a>,
         view: &DeviceAttention,
         q: DeviceSlice<'a>,
-        [k, v]: [DeviceRows; 2],
+        rows: [DeviceRows; 2],
         out: DeviceSlice<'a>,
+    ) -> Result<()> {
+        self.attend_into(segment, view, q, rows, (out, None))
+    }
+
+    /// As `attend`, and stores the segment's records if there are any.
+    fn attend_into(
+        &self,
+        segment: &GpuSegment<'a>,
+        view: &DeviceAttention,
+        q: DeviceSlice<'a>,
+        [k, v]: [DeviceRows; 2],
+        (out, records): (DeviceSlice<'a>, Option<DeviceActs>),
     ) -> Result<()> {
         let work = self.slice(&self.layout().mixer.work);
         let q = segment.of(q, view.n_head * k.dim);
         let out = segment.of(out, view.n_head * v.dim);
-        let data = AttentionData { tokens: segment.n(), q, k, v, work, out };
+        let data = AttentionData { tokens: segment.n(), q, k, v, work, out, records };
         self.dev.ops.attention.launch(self.stream(), view, data)
     }
 
     /// The values that a mixer weighs → y, or added to x
     pub fn mixer_output(&self, l: usize, output: &GpuLinear) -> Result<()> {
-        let Some(scale) = self.mixer_residual(l) else { return self.attention_output(output) };
-        let (dev, acts) = (self.dev, self.attended_acts(output)?);
+        self.mixer_product(l, output, &self.attended_acts(output)?)
+    }
+
+    /// The same of values in the form that the projection reads.
+    fn mixer_product(&self, l: usize, output: &GpuLinear, acts: &GpuActs) -> Result<()> {
+        let Some(scale) = self.mixer_residual(l) else {
+            return self.linear(output, acts, self.y());
+        };
+        let dev = self.dev;
         let (mat, bias) = (dev.weights.mat(&output.weight), dev.weights.bias(output));
         let x = acts.view(mat.ty);
         dev.ops.products.add_product(self.stream(), mat, x, bias, scale, self.x())
