@@ -192,6 +192,9 @@ impl<'a> GpuPass<'a> {
         match &w.gate {
             None if w.gated.is_none() => return Ok(()),
             Some((_, ValueGate::Softplus)) => ops.activate.softplus(stream, gate)?,
+            Some((_, ValueGate::Sigmoid)) | None if gate.len() == attended.len() => {
+                return ops.rows.mul_sigmoid(stream, attended, gate);
+            }
             Some((_, ValueGate::Sigmoid)) | None => ops.activate.sigmoid(stream, gate)?,
         }
         ops.rows.mul_rows(stream, attended, gate)
