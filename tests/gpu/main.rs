@@ -12,6 +12,9 @@ mod emulated;
 // Encoder–decoder models.
 mod encoder_decoder;
 
+// Operations of a decoded token.
+mod graphs;
+
 // Single kernels, where the self-test does not reach.
 mod kernels;
 

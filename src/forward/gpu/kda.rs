@@ -8,7 +8,6 @@ use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::layers::{GpuKda, GpuProjection};
 use crate::forward::gpu::pass::GpuPass;
-use crate::forward::gpu::weights::GpuLinear;
 
 impl<'a> GpuPass<'a> {
     /// x → y
