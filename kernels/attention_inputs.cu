@@ -8,8 +8,8 @@
 // src/forward/attention.rs, to the bit (norm.cu, rope.cu and cache.cu have each alone).
 //
 // A warp takes a head, in shared memory. Memory traffic: the products in, queries and rows of the
-// cache out. A decoded token of 32 heads of queries and 4 of keys is 10 blocks and a memory latency,
-// in the place of six launches.
+// cache out. A decoded token of 32 heads of queries and 4 of keys is 10 blocks and a memory
+// latency, in the place of six launches.
 #include "cache_store.cuh"
 #include "exp.cuh"
 

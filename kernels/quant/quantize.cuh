@@ -1,6 +1,6 @@
 // Stores eight values of a thread in the records that products read (acts.cuh). Twins:
-// `quantize_activations` of the formats Q8_0 and Q8_K in src/quant, to the bit. A warp takes a block
-// of 256, four threads a block of 32.
+// `quantize_activations` of the formats Q8_0 and Q8_K in src/quant, to the bit. A warp takes a
+// block of 256, four threads a block of 32.
 #pragma once
 #include "acts.cuh"
 

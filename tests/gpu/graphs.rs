@@ -15,7 +15,7 @@ const LAYERS: [(&str, &str, [usize; 2]); 6] = [
     ("olmoe", "q8_0", [11, 4]),
     ("gpt_oss", "q8_0", [9, 4]),
     ("glm4moe", "q8_0", [13, 4]),
-    ("qwen3next", "q8_0", [14, 4]),
+    ("qwen3next", "q8_0", [19, 3]),
 ];
 
 #[test]

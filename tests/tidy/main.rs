@@ -442,6 +442,7 @@ const GPU_PASS: &[&str] = &[
     "decode_pipeline/queue",
     "hybrid_moe/division",
     "hybrid_moe/call",
+    "steps",
     "pass",
     "devices",
     // Stages of a layer.

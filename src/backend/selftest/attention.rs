@@ -259,12 +259,26 @@ impl Case {
             true => row.near(self.name(), &got, &expected, PROMPT_BOUND),
             false => row.bits(self.name(), &got, &expected),
         }
+        self.compare_records(bench, row, |records| {
+            attention.launch(stream, &shape, AttentionData { records, ..data })?;
+            bench.down_f32(&out)
+        })
+    }
+
+    /// Results that are stored as records besides.
+    fn compare_records(
+        &self,
+        bench: &Bench,
+        row: &mut Row,
+        launch: impl Fn(Option<DeviceActs>) -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        let Shape { dim, latent, n_head_kv, group, tokens, .. } = self.shape;
+        let (n_head, v_dim) = (n_head_kv * group, latent.unwrap_or(dim));
         let cols = n_head * v_dim;
         let kinds = [ActKind::Q8_0, ActKind::Q8_K].into_iter();
         for kind in kinds.filter(|kind| records_fit(*kind, n_head, v_dim)) {
             let memory = bench.up(&vec![0; tokens * record_bytes(kind, cols)])?;
-            let records = Some(DeviceActs::new(kind, tokens, cols, memory.all()));
-            attention.launch(stream, &shape, AttentionData { records, ..data })?;
+            let got = launch(Some(DeviceActs::new(kind, tokens, cols, memory.all())))?;
             let mut acts = Activations::new();
             acts.resize(kind, tokens, cols);
             acts.quantize_rows(bench.cpu.kernels, 0..tokens, &got, cols);

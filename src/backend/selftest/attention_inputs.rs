@@ -71,6 +71,18 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// The places of heads of `dim` that are `step` apart, in tokens that are `stride` apart.
+fn places(
+    [tokens, stride, first]: [usize; 3],
+    [heads, step, dim]: [usize; 3],
+) -> impl Iterator<Item = usize> {
+    let head = move |t: usize, head: usize| {
+        let start = t * stride + first + head * step;
+        start..start + dim
+    };
+    (0..tokens).flat_map(move |t| (0..heads).flat_map(move |i| head(t, i)))
+}
+
 struct Case {
     ty: TensorType,
     shape: Shape,
@@ -80,6 +92,16 @@ struct Case {
 impl Case {
     fn rope_shape(&self, offset: usize) -> RopeShape {
         RopeShape { head_dim: self.shape[3], offset, pairing: self.steps.pairing }
+    }
+
+    /// Rotations and factors of the tokens.
+    fn tables(&self) -> [RopeTable; 2] {
+        let [tokens, _, _, dim] = self.shape;
+        let (mut turns, mut factors) = (RopeTable::default(), RopeTable::default());
+        let angles = (0..self.steps.pairs).map(|i| 0.9f32.powi(i as i32)).collect();
+        turns.fill(&Frequencies::new(angles, 1.25), PAST, tokens);
+        factors.push_factors(dim / 2, |at| 1.0 + 0.1 * at as f32, PAST..PAST + tokens);
+        [turns, factors]
     }
 
     /// The twin's steps, of queries or of keys or values.
@@ -126,20 +148,14 @@ impl Case {
         let stride = n_head * step + 2 * heads * dim;
         let products = random.floats(tokens * stride);
         let weights = [0; 3].map(|_| random.floats(dim));
-        let columns = |first: usize, heads: usize, step: usize| -> Vec<f32> {
-            let of_token = |t: usize| {
-                let start = t * stride + first;
-                (0..heads).flat_map(move |head| start + head * step..start + head * step + dim)
-            };
-            (0..tokens).flat_map(of_token).map(|at| products[at]).collect()
+        let columns = |first: usize, heads: usize, step: usize| {
+            let places = places([tokens, stride, first], [heads, step, dim]);
+            places.map(|at| products[at]).collect::<Vec<f32>>()
         };
         let (k_first, v_first) = (n_head * step, n_head * step + heads * dim);
         let mut q = columns(0, n_head, step);
         let [mut k, mut v] = [k_first, v_first].map(|first| columns(first, heads, dim));
-        let (mut turns, mut factors) = (RopeTable::default(), RopeTable::default());
-        let angles = (0..steps.pairs).map(|i| 0.9f32.powi(i as i32)).collect();
-        turns.fill(&Frequencies::new(angles, 1.25), PAST, tokens);
-        factors.push_factors(dim / 2, |at| 1.0 + 0.1 * at as f32, PAST..PAST + tokens);
+        let [turns, factors] = self.tables();
         let tempered = steps.has_factors.then_some(&factors);
         self.twin(bench, &mut q, &weights[0], [Some(&turns), tempered]);
         self.twin(bench, &mut k, &weights[1], [Some(&turns), None]);

@@ -19,6 +19,15 @@ use crate::model::descriptor::ValueGate;
 use crate::model::weights::Part;
 use crate::simd::act_kind;
 
+/// The memory of attention's result.
+#[derive(Clone, Copy)]
+struct Attended<'a> {
+    /// f32 [rows, heads, dim], of all segments
+    values: DeviceSlice<'a>,
+    /// Records of the segment's rows, stored besides.
+    records: Option<DeviceActs<'a>>,
+}
+
 impl<'a> GpuPass<'a> {
     /// x → y
     pub fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
@@ -50,7 +59,7 @@ impl<'a> GpuPass<'a> {
         let records = stored.map(|acts| acts.view(w.output.weight.ty));
         for segment in self.segments() {
             let records = records.map(|records| records.token_range(segment.rows.clone()));
-            self.attend_own(l, w, &segment, products, (attended, records))?;
+            self.attend_own(l, w, &segment, products, Attended { values: attended, records })?;
         }
         self.gate_values(w, attended, gate)?;
         match &stored {
@@ -71,7 +80,7 @@ impl<'a> GpuPass<'a> {
         w: &GpuAttention,
         segment: &GpuSegment<'a>,
         products: DeviceSlice<'a>,
-        (attended, records): (DeviceSlice<'a>, Option<DeviceActs<'a>>),
+        attended: Attended<'a>,
     ) -> Result<()> {
         let (keys, values) = self.own_rows(w.shared_with.unwrap_or(l), segment);
         let (m, width) = (&self.layout().mixer, w.n_head * w.head_dim);
@@ -106,7 +115,7 @@ impl<'a> GpuPass<'a> {
             bias: vector(&w.slopes).map(DeviceBias::Slopes).or(self.distance_bias()),
             ..self.view(segment)
         };
-        self.attend_into(segment, &view, all, [keys, values], (attended, records))
+        self.attend_into(segment, &view, all, [keys, values], attended)
     }
 
     /// The memory of what the output projection reads, if attention can store it.
@@ -288,7 +297,8 @@ impl<'a> GpuPass<'a> {
         rows: [DeviceRows; 2],
         out: DeviceSlice<'a>,
     ) -> Result<()> {
-        self.attend_into(segment, view, q, rows, (out, None))
+        let attended = Attended { values: out, records: None };
+        self.attend_into(segment, view, q, rows, attended)
     }
 
     /// As `attend`, and stores the segment's records if there are any.
@@ -298,11 +308,12 @@ impl<'a> GpuPass<'a> {
         view: &DeviceAttention,
         q: DeviceSlice<'a>,
         [k, v]: [DeviceRows; 2],
-        (out, records): (DeviceSlice<'a>, Option<DeviceActs>),
+        attended: Attended<'a>,
     ) -> Result<()> {
         let work = self.slice(&self.layout().mixer.work);
         let q = segment.of(q, view.n_head * k.dim);
-        let out = segment.of(out, view.n_head * v.dim);
+        let Attended { values, records } = attended;
+        let out = segment.of(values, view.n_head * v.dim);
         let data = AttentionData { tokens: segment.n(), q, k, v, work, out, records };
         self.dev.ops.attention.launch(self.stream(), view, data)
     }

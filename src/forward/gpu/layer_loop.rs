@@ -6,8 +6,9 @@ use crate::forward::CpuPass;
 use crate::forward::encoder_decoder::set_sources;
 use crate::forward::events::nanos_since;
 use crate::forward::gpu::devices::Devices;
-use crate::forward::gpu::layer::layer;
+use crate::forward::gpu::layer::{before_experts, layer};
 use crate::forward::gpu::pass::{GpuPass, Role};
+use crate::forward::gpu::steps::StepGraphs;
 use std::time::Instant;
 
 /// Computes a pass. Whether it succeeds or fails, no work of it is left when this returns.
@@ -77,7 +78,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
 }
 
 fn run_layers(cx: &mut GpuPass) -> Result<()> {
-    cx.capture_graphs()?;
+    capture_graphs(cx)?;
     cx.upload_ngrams()?;
     upload_positions(cx)?;
     cx.upload_blocks()?;
@@ -115,6 +116,51 @@ fn layer_on_cpu(cx: &mut GpuPass, l: usize) -> Result<()> {
         Role::Only => CpuPass { model, cpu, batch, caches: host, observer }.layer(b, l),
         Role::Answer => CpuPass { model, cpu, batch, caches: host, observer }.decoder_layer(b, l),
     }
+}
+
+/// Captures the graphs that a step of decode needs and that there are not. This is done before any
+/// layer is queued: to make a graph a driver may wait for the device, which may wait for the host.
+fn capture_graphs(cx: &mut GpuPass) -> Result<()> {
+    match cx.n() {
+        _ if !cx.is_captured() => Ok(()),
+        1 => capture_row(cx),
+        _ => capture_step(cx),
+    }
+}
+
+fn device_layers(cx: &GpuPass) -> Vec<usize> {
+    cx.layers().filter(|l| cx.dev.layers[*l].is_some()).collect()
+}
+
+fn capture_row(cx: &mut GpuPass) -> Result<()> {
+    let (cache, key) = (cx.decoded().cache, cx.graph_key());
+    cx.state.graph_counts.nodes.resize(cx.dev.layers.len(), [0; 2]);
+    for l in device_layers(cx) {
+        let mut graph = cache.graph(cx.cache_slots(l).own);
+        if graph.as_ref().is_none_or(|(captured_for, _)| *captured_for != key) {
+            let captured = cx.stream().capture(|| before_experts(cx, l))?;
+            cx.state.graph_counts.nodes[l][0] = captured.n_nodes();
+            *graph = Some((key, captured));
+        }
+        if cx.looks_up(l) {
+            cx.capture_experts(l)?;
+        }
+    }
+    Ok(())
+}
+
+fn capture_step(cx: &mut GpuPass) -> Result<()> {
+    let texts = cx.step_texts();
+    if cx.state.steps.use_again(&texts) {
+        return Ok(());
+    }
+    let mut layers: Vec<_> = cx.dev.layers.iter().map(|_| None).collect();
+    for l in device_layers(cx) {
+        layers[l] = Some(cx.stream().capture(|| before_experts(cx, l))?);
+        cx.state.graph_counts.n_captured += 1;
+    }
+    cx.state.steps.push(StepGraphs { texts, layers });
+    Ok(())
 }
 
 fn upload_positions(cx: &mut GpuPass) -> Result<()> {

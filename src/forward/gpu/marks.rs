@@ -36,12 +36,6 @@ impl<'a> GpuPass<'a> {
         parts
     }
 
-    /// Whether a mark is between the segment's rows.
-    pub fn is_cut(&self, segment: &GpuSegment<'a>) -> bool {
-        let host = &self.caches.host[segment.segment.session];
-        host.n_to_mark(segment.segment.past) < segment.n()
-    }
-
     /// Copies the state of a place of the cache, whose layer has computed the segment's rows up to
     /// `end`, if it was asked for. Layers do so in their order; the CPU's values stand before
     /// theirs, which are in the order of the places.

@@ -36,6 +36,7 @@ mod ops;
 mod pass;
 pub mod placement;
 mod recurrent;
+mod steps;
 mod streams;
 mod upload;
 mod weights;
@@ -43,8 +44,8 @@ mod workspace;
 
 pub use cache::GpuCache;
 pub use devices::Devices;
-pub use graphs::GraphCounts;
 pub use pass::Caches;
+pub use steps::GraphCounts;
 
 use crate::Result;
 use crate::backend::cpu::Cpu;
@@ -55,9 +56,9 @@ use crate::forward::gpu::cache::CacheCopies;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::{DenseOptions, DeviceModel};
 use crate::forward::gpu::expert_parallel::peer::Peer;
-use crate::forward::gpu::graphs::Steps;
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::pass::{GpuPass, PassState, Role};
+use crate::forward::gpu::steps::Steps;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::WorkspaceLayout;
 use crate::forward::logits::LOGITS_ROWS;

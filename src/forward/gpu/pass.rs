@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::heads::DeviceHeadMats;
+use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::rows::Columns;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
@@ -12,9 +13,9 @@ use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::experts::{ExpertContext, Form};
-use crate::forward::gpu::graphs::{GraphCounts, Steps};
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::layers::{GpuFfn, GpuLayer, GpuNorm};
+use crate::forward::gpu::steps::{GraphCounts, Steps};
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::weights::{GpuHeads, GpuLinear};
 use crate::forward::gpu::workspace::{ByteRange, KeptLayout, WorkspaceLayout};
@@ -132,6 +133,25 @@ impl<'a> GpuPass<'a> {
         })
     }
 
+    /// Whether this is one decoded token.
+    pub fn is_decode(&self) -> bool {
+        self.n() == 1 && self.batch.decode_rows().len() == 1
+    }
+
+    /// Whether stages before the experts are captured graphs: those of one decoded token or of a
+    /// few that see what is before them, between which no state is copied.
+    pub fn is_captured(&self) -> bool {
+        let is_step = self.batch.decode_rows().len() == self.n() && !self.hyper().sees_all;
+        let is_few = is_step && self.role == Role::Only && self.n() <= MAX_TOKENS;
+        self.is_decode() || is_few && self.segments().all(|segment| !self.is_cut(&segment))
+    }
+
+    /// Whether a copy of the states is wanted between the segment's rows.
+    fn is_cut(&self, segment: &GpuSegment) -> bool {
+        let host = &self.caches.host[segment.segment.session];
+        host.n_to_mark(segment.segment.past) < segment.n()
+    }
+
     /// The number of positions that a segment's rows see, or more.
     pub fn max_seen(&self, segment: &GpuSegment) -> usize {
         let end = segment.segment.past + segment.n();
@@ -174,7 +194,7 @@ impl<'a> GpuPass<'a> {
         &self.dev.layout
     }
 
-    /// The buffers that this pass keeps from layer to layer. Those of steps of decode are in graphs.
+    /// The buffers that this pass keeps from layer to layer. Those of steps are in graphs.
     pub fn kept(&self) -> &'a KeptLayout {
         let is_step = self.n() == 1 || self.batch.decode_rows().len() == self.n();
         &self.layout().kept[usize::from(is_step)]

@@ -38,10 +38,10 @@ impl State {
         self.classes.iter().map(|class| class.held(role)).sum()
     }
 
-    /// A layer's slot table if it were pinned now, made anew of all of its experts: those that are
-    /// in it, and the slots of their granules.
+    /// A layer's slot table if it were pinned now, made of all of its experts: those that are in
+    /// it, and the slots of their granules.
     #[cfg(test)]
-    pub fn slot_table_anew(&self, layer: usize) -> Vec<(u32, Vec<u32>)> {
+    pub fn rebuilt_slot_table(&self, layer: usize) -> Vec<(u32, Vec<u32>)> {
         let mut room = self.transit_to_pin(self.plan.layers[layer].class);
         let whole = self.experts_of(layer).filter(|e| self.table.get(*e).is_whole());
         let (in_transit, mut experts): (Vec<u32>, Vec<u32>) =

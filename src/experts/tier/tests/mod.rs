@@ -20,6 +20,7 @@ use crate::policy::{Event, Expert, LayerShare, Prediction, Profile, Routed, Shap
 mod admission;
 mod filling;
 mod mixed;
+mod pinned;
 mod prefetch;
 mod share;
 mod status;
@@ -179,7 +180,7 @@ impl World {
     /// Pins a layer and records the places that a device may rely on. Returns the number of rows
     /// of its slot table that were named.
     fn pin_layer(&mut self, layer: usize) -> usize {
-        let (anew, mut n_rows) = (self.state.slot_table_anew(layer), 0);
+        let (rebuilt, mut n_rows) = (self.state.rebuilt_slot_table(layer), 0);
         let table = self.slot_tables.entry(layer).or_default();
         self.state.pin_layer(layer, &mut |expert, slots| {
             n_rows += 1;
@@ -188,12 +189,12 @@ impl World {
                 _ => drop(table.insert(expert, slots.to_vec())),
             }
         });
-        assert!(table.iter().eq(anew.iter().map(|(expert, slots)| (expert, slots))));
+        assert!(table.iter().eq(rebuilt.iter().map(|(expert, slots)| (expert, slots))));
         let granules = |(expert, slots): (u32, Vec<u32>)| {
             let place = move |(granule, slot)| GranuleRef { expert, granule, slot };
             slots.into_iter().enumerate().map(place)
         };
-        self.pinned_layers.insert(layer, anew.into_iter().flat_map(granules).collect());
+        self.pinned_layers.insert(layer, rebuilt.into_iter().flat_map(granules).collect());
         self.check_pinned_layers(layer);
         n_rows
     }
@@ -736,53 +737,6 @@ fn a_prediction_protects_until_a_more_urgent_one_or_one_without_it() {
     world.predict(&[predicted(1, 3, 0.1)]);
     world.load_all();
     assert_eq!(resident(&world), [0, 0, 3, 3]);
-}
-
-#[test]
-fn what_is_pinned_stays_and_leaves_room_for_demand() {
-    let mut world = full();
-    world.predict(&[predicted(1, 0, 0.5), predicted(1, 1, 0.9)]);
-    world.load_all();
-    // Of the two in transit the more urgent one: the other's room is for demand.
-    world.pin_layer(3);
-    world.pin_layer(1);
-    let experts = |world: &World, layer| {
-        world.pinned_layers[&layer].iter().map(|handed| handed.expert).collect::<Vec<_>>()
-    };
-    assert_eq!(experts(&world, 3), [0, 0, 0, 1, 1, 1, 2, 2, 2]);
-    assert_eq!(experts(&world, 1), [1, 1, 1]);
-    // All of the working set is pinned, and yet as many experts as there are can be had.
-    let before = world.state.counters();
-    decode(&mut world, 3, &[3, 4]);
-    decode(&mut world, 1, &[2, 3, 4, 5]);
-    world.unpin_layer(3, &[1, 3, 5]);
-    let since = world.state.counters().since(&before);
-    // A pinned one is a hit when its layer is unpinned; what was acquired is counted already.
-    assert_eq!((since.hits_whole, since.misses), (1, 2 + 4 + 1));
-    let step = world.state.step();
-    world.unpin_layer(1, &[1]);
-    assert_eq!(world.state.step(), step, "the layer's step was its demand");
-    // What was used in transit has joined the working set.
-    let used = world.state.entries().iter().find(|e| e.id == Expert { layer: 1, expert: 1 });
-    assert_eq!(used.unwrap().working, GRANULES);
-    assert!(world.state.is_idle());
-}
-
-#[test]
-fn a_layer_of_which_nothing_has_changed_is_pinned_without_a_look_at_its_experts() {
-    let mut world = full();
-    // Layer 3 has settled: the first time names all that came, the next none.
-    for n_rows in [3, 0, 0] {
-        assert_eq!(world.pin_layer(3), n_rows);
-        world.unpin_layer(3, &[0, 1]);
-    }
-    // An expert comes in the place of another, which stays in transit: whether that may be pinned
-    // is decided each time.
-    decode(&mut world, 3, &[4]);
-    for n_rows in [2, 1, 1] {
-        assert_eq!(world.pin_layer(3), n_rows);
-        world.unpin_layer(3, &[4]);
-    }
 }
 
 #[test]

@@ -6,9 +6,9 @@
 //! A layer's slots are pinned as late as the device lets the host: while it computes the layer
 //! before, whose misses have been handled, and the attention between. So what was prefetched until
 //! then is found. They stay pinned until the device has finished the layer. Their addresses are in
-//! the slot table, which is kept from token to token and uploaded if it has changed. If the table lacks
-//! some experts, the layer gets a number, and between the resident experts and the sum the device
-//! waits until the word `go` has reached that number. The look-up writes the number there if
+//! the slot table, which is kept from token to token and uploaded if it has changed. If the table
+//! lacks some experts, the layer gets a number, and between the resident experts and the sum the
+//! device waits until the word `go` has reached that number. The look-up writes the number there if
 //! nothing is missing; the stream of the misses writes it after them. What runs before the look-up,
 //! before the wait and behind it are captured graphs.
 //!

@@ -54,7 +54,7 @@ impl QueuedLayer {
         }
     }
 
-    /// Makes the table of layer `l` anew of the devices' own.
+    /// Combines the devices' own tables of layer `l`.
     pub fn combine(&mut self, l: usize, peers: &[Peer]) {
         self.table.fill(0);
         self.table[..self.own.addresses.len()].copy_from_slice(&self.own.addresses);

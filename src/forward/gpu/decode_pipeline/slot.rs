@@ -55,7 +55,7 @@ impl PipelineSlot {
         self.up.slice(0..4)
     }
 
-    /// What the host gets of a layer, and the sizes of its parts.
+    /// The parts of a layer that the host gets, and their sizes.
     pub fn post<'a>(
         &'a self,
         route: DeviceSlice<'a>,
