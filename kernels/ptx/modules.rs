@@ -56,8 +56,8 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "4a32e4e8a9a322452b7c6c7480dd644736c18f6131856d061dccfe9d8b2dfb55",
-        ptx: "627c62746c64111d7834009c5bd5410eb51011f6d4fdc2b0fad2890f7daa65b7",
+        digest: "a6ffce6dbfca6547992a9250d7a7eb3de8fb42828edc2eff483f58f29f650b8c",
+        ptx: "ddbf229032183b151faea384bf58efe8ff5a8c57efe0a9e52a6526b9da8df3fa",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -70,7 +70,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "4ee216a3c84a66eeaf97c6612bc6946a938fe07aec1b0e2e68438203d466af2a",
+                sha256: "96e620c0812b8c5c67e60516e943b23ef9e2f3fa105771f4197faec6b013976e",
                 lzma: include_bytes!("attention.sm_75.cubin.lzma"),
             },
         ],
@@ -78,8 +78,8 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "4a32e4e8a9a322452b7c6c7480dd644736c18f6131856d061dccfe9d8b2dfb55",
-        ptx: "927eeb613ef377be277faf984ad42c32df74d7bffdea5d41058d2488c5c992cf",
+        digest: "a6ffce6dbfca6547992a9250d7a7eb3de8fb42828edc2eff483f58f29f650b8c",
+        ptx: "6735e341e4582e37aa76ce88a26f019526f605e12816139c1e341ff1fa680e1c",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -92,35 +92,77 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "7f2399efb9c52043631dd332f7598c4707dc23f9715a2dbd801e8e3f70df79ff",
+                sha256: "b3337a47aa4120921ec82133140f5362f7457708378eb66aa46f8f5c7171d0f0",
                 lzma: include_bytes!("attention.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "08ce01d08ab2015ff14196325805a68b0becf5c275472ed0d1e6da8983207d74",
+                sha256: "a9182baac4d83995c6023f7fe0ce79e14fa007a40f52d1b9a99507ae17b7a4f7",
                 lzma: include_bytes!("attention.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "daf8949d24765d95b2d2f5435eeca8ada1ebfc414796263fa6663c72bc660e3d",
+                sha256: "a6eb39447d05e12e8a16eebb2e3f312f8ed60e86bc88cb5a55c57812c1bafcf0",
                 lzma: include_bytes!("attention.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "12a24fd1a5f6c224ba6b7634e2a33ef0fd25c1da350ae0af411ebdf9d21e7f5b",
+                sha256: "a30dda8e3760df5128b0953a508448b6f8a645d572865119d4498ac35052fcdc",
                 lzma: include_bytes!("attention.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "230b07afbbf702292df04e15adf061b83f8c895cbb18549f9c859f6e502efef3",
+                sha256: "514cf666d855b4290b31ff0cefc66ca3dd2a6a1239c43732cda95f15b6d296e5",
                 lzma: include_bytes!("attention.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "attention_inputs",
+        compute: 75,
+        digest: "3c67be42951abe02a71a08d9f8f0d2b7f2a45007507f6ae2e757bb986c0a73fa",
+        ptx: "ba17227f2211a6777ae9a4f3345eaeceb4fe4163e533941c32b3cd105a472dcd",
+        kernels: &[
+            "attention_inputs",
+        ],
+        lzma: include_bytes!("attention_inputs.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "67134fa0df6318af35bb0da894b1c612256b77f5538b380b897a4baae37465b9",
+                lzma: include_bytes!("attention_inputs.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "889c2d76a58bc5149e1c48df1b9c5efde2df100c8588cf83888c8cba17d56c18",
+                lzma: include_bytes!("attention_inputs.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "5471d3b2e8efd833ade6203b61c0386b4a6f136fbf3cdaa3e2375939ed0a0563",
+                lzma: include_bytes!("attention_inputs.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "f2515f519cdea3a9f66a3733f0c4480ee03f73aebdec40ae481b8ac31b195931",
+                lzma: include_bytes!("attention_inputs.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "c9b1f8fc8de39976574b0a9f130408b70beb8072d9679dc363170e7a6de53d66",
+                lzma: include_bytes!("attention_inputs.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "713b9f04898d4a0561f768edfc0228b1ba24915cec8183885676853e496ccf7a",
+                lzma: include_bytes!("attention_inputs.sm_120.cubin.lzma"),
             },
         ],
     },
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
+        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
         ptx: "7c77c146ea46385e836ff6876c61cef100b04f057914e0e5cc95f28721d88d19",
         kernels: &[
             "attention_prompt_64",
@@ -139,7 +181,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
+        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
         ptx: "ac7c00c9543b284793d0c16e4d869b955d5d7cda1a88d4830a801ed4cb64af41",
         kernels: &[
             "attention_prompt_64",
@@ -178,8 +220,8 @@
     Module {
         source: "cache",
         compute: 75,
-        digest: "2bdb47dcace3d6213a116c59fb631bf2fd22b7e0aa555d078f639c44910dc4da",
-        ptx: "88a3cda0be5f817818becd202c1bcdf7f6d8a45368f3e501a98f8bf05df5154d",
+        digest: "bb701924524cef251011fb3f7423825409660a9772d78b4392a8ac3299b21b9c",
+        ptx: "c90762f2b821e74e7d172791fa292465b505d6e633bcc77c1e4ea466fd9e57e1",
         kernels: &[
             "cache_store_f32",
             "cache_store_f16",
@@ -191,77 +233,33 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "11ae4862128c6f32cf0f8adf585030144f8cdb1c9a67a181796c3a278bc64d3d",
+                sha256: "1b9a7f151b0310ebab4e4d6c680c912465de5d8096d4fa69f256451d4c9f40b9",
                 lzma: include_bytes!("cache.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "c56f01c7c0d4d429e6585c912751fa83ab180cd66a60e4a8f05c510f954030d5",
+                sha256: "6cc0bd23254e1e9058912df6d199bed952a11c9af760b1f0c4380cc153dfa400",
                 lzma: include_bytes!("cache.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "11592d9a1233113a13ddc008ce4d0ef75bcf60ff9433e33cf186263acf37f81c",
+                sha256: "0e5f9228f73c06750d07a1a58fe12c37dfe75a609a16164c495331aa91b9da4e",
                 lzma: include_bytes!("cache.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "a3018c50587b9360c46e0b0cb9471cde7d79eb703579e741ef220ad73c047ce0",
+                sha256: "879bb287460ca4e050402551727c0682923994aa46c4dbf03c9af96e5f6b94c1",
                 lzma: include_bytes!("cache.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "2708b700b14930d24977ec05d63408f92a17a54ee4ec50d3287c65e99019fc81",
+                sha256: "95cc79170831b3e4da4d102a15833160a99d0d898c031ae8493e50ff8243f57b",
                 lzma: include_bytes!("cache.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "0a1f9371ca90777d0a75b8db43c7dd668f1c7fdc27eb9df603199eeb57b8e7bc",
+                sha256: "3c3a15e20f0f87dde1d88dba83036061ab3ea151322a9334d7784798eb58738a",
                 lzma: include_bytes!("cache.sm_120.cubin.lzma"),
-            },
-        ],
-    },
-    Module {
-        source: "compress",
-        compute: 75,
-        digest: "a19277e103a50c08819468983e8438c0972a729044130b92cde1b100f515adee",
-        ptx: "a7330e267b9254af637b29db6cc06fa7378d9940ca9d8c6b34a7fff8723eb5d3",
-        kernels: &[
-            "keep_rows",
-            "compress_rows",
-            "gather_seen",
-        ],
-        lzma: include_bytes!("compress.ptx.lzma"),
-        cubins: &[
-            Cubin {
-                compute: 75,
-                sha256: "080317b7ba4210d202547273c69011550a9ce3117601e42a473f1ac8c9ef9613",
-                lzma: include_bytes!("compress.sm_75.cubin.lzma"),
-            },
-            Cubin {
-                compute: 80,
-                sha256: "0f236b231f0bb90c25a0b6b85fcef038d8fbfd43afbeb57c3cd2797c91c9a8b1",
-                lzma: include_bytes!("compress.sm_80.cubin.lzma"),
-            },
-            Cubin {
-                compute: 86,
-                sha256: "2bac3a31d532bc4e2abcc92e2d8103a3da20e13ef48a15db46acc212166faa3e",
-                lzma: include_bytes!("compress.sm_86.cubin.lzma"),
-            },
-            Cubin {
-                compute: 90,
-                sha256: "e6af7b4aac1c29c7b0f12f255282e012225128badfbcf0127d971557799de515",
-                lzma: include_bytes!("compress.sm_90.cubin.lzma"),
-            },
-            Cubin {
-                compute: 100,
-                sha256: "1ba210136089135dd3bfb305c6aaf576fa03a8f30d90b5e75ce952d50c457db4",
-                lzma: include_bytes!("compress.sm_100.cubin.lzma"),
-            },
-            Cubin {
-                compute: 120,
-                sha256: "77a941d3f270c4d3f8217d63dca477b3477faee6f46c331e318680d15676a793",
-                lzma: include_bytes!("compress.sm_120.cubin.lzma"),
             },
         ],
     },
@@ -688,8 +686,8 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "a795bafdf3dadbd524578f619b4e7979f45ebe8b147168993b10b7f4cb326491",
-        ptx: "a949597c8096fbaffee44b8db827f262d318de493e0453f1f7790595ab350c29",
+        digest: "1a5267e22977c17568a503803f9aac46559e01e62ddd8667ad0e62b1901189f7",
+        ptx: "aea6270cafc3ba5a9f4836e83685393b3ad2eaee47feaff306ee89918636e3b1",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -750,32 +748,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "c6630e207259b61572ce884ac5a2e1b5616f55334476e9c0003f223047549def",
+                sha256: "7663f349fa2c21a8b7317ec81fdbe02cc45680b326ce1318024faf3a41c5a400",
                 lzma: include_bytes!("matvec.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "f52677c5031b0d0a4a84d43ed3b5bd7312ca13e1ac787928d2899d01fc8f5907",
+                sha256: "394e6abbf6b5a1cee6cf3232eeff1f7ababeb49bf75b672b224fae6e1211b413",
                 lzma: include_bytes!("matvec.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "640459b48764d4e5ab9fcafe49ccd8bb7fa732a4c3ae21da5d361d36d8680dce",
+                sha256: "7119f5e547315d88fe81aa0118a5d7eb75a53d1510230159d55c10bec8206667",
                 lzma: include_bytes!("matvec.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "898739d23f7455a3bab4c67c078b8865c32b24b87842576cfea591a84141cf47",
+                sha256: "564d7a7bea779ed95eab32ea4c24076889109a0f19a5ce286563a81457ca249c",
                 lzma: include_bytes!("matvec.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "c732a086febe2a76f6f8848113ca39910ff35162fa6b31049e27ce992c035149",
+                sha256: "997bb21e735b5a1da611b5f3822f3ff50ff39431941bc967e7e7c7b28b6e162f",
                 lzma: include_bytes!("matvec.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "096548ef75a21dab4dc6641c1448a809b28dcc9520341ba0dfd11f924708d2f5",
+                sha256: "c6e31177ed69fd651b53f015c81ecf8c754f39dcd6c0ac1b9868b9102018e482",
                 lzma: include_bytes!("matvec.sm_120.cubin.lzma"),
             },
         ],
@@ -783,11 +781,12 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "e9dcb646eaa0ffddba874258c51df174b36fa3294d9f3c23bed652e7ff135ed5",
-        ptx: "3d2386b8e22c22da1c030b15b2180379bc22d3d60b361a7cf2ceefaf30c0696b",
+        digest: "fd7c914bd7403ba3c931dd009a924dd7db5a52a14e3170a56c767bcb18161ee4",
+        ptx: "31998aafd000cad70f789c82fa978282a8df8c08ba9b766a27385f15bb9d5245",
         kernels: &[
             "rms_norm",
             "rms_norm_in_place",
+            "rms_norm_acts",
             "layer_norm",
             "add_scaled",
             "add_normed",
@@ -796,32 +795,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "64486763ce24381fe7ad1aba7f4873be7d19f13a224a0ca2054b83c8971db8de",
+                sha256: "b91a29cf1b24530d0115462201173ab4565891fc6492f457f5de03a698e9f902",
                 lzma: include_bytes!("norm.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "47ac2a83999e06f7f8aabc23575015b19f6ad7e00523d2c0dbf317df7e273559",
+                sha256: "d12969d5579108f5dc6c7230aba6efe3240d3a1992a69ec1b02831feb708b163",
                 lzma: include_bytes!("norm.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "47d8a9a89a3302778715f8cc2ace6f900ebd4dfcfc0b451647db50afa826fa40",
+                sha256: "71afe90489e9a5cf075d6bbcb82770052bf4d7dc8a241259cfbecf0ed3667a24",
                 lzma: include_bytes!("norm.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "7c10fd75cdbb5e8fd1f9292d79d95f75480f9827840d401782bf88e31cb9c1a7",
+                sha256: "a845a8c6b3d56fb168bdb16c4f5ba1989cee7ef55b02ac712f539d1bdd2c7f33",
                 lzma: include_bytes!("norm.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "0eec5bb9770af061f6cd4b1ce5671d0cececa2403d63886e8f27c126ccdb2ff0",
+                sha256: "fd62b51910ba3cb15724051805b016e640fde49a4fa56a707c2f0002797976d5",
                 lzma: include_bytes!("norm.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "392d171e9d7b33c597462e625a51af56a2da51fb67bd528fb046e558efc0d52d",
+                sha256: "92c6fe62b8405b87130584408e931e7495292d664a1af8c81a52c38cac53bf33",
                 lzma: include_bytes!("norm.sm_120.cubin.lzma"),
             },
         ],
@@ -829,8 +828,8 @@
     Module {
         source: "quantize",
         compute: 75,
-        digest: "ce3ca1a707afad2c8d34ac2bbdc1a5c36f077f7775ad0c960010aab9cbc31791",
-        ptx: "da5ffa8d0db08beae5356b242ad0aef742cfee252219dda0a828dcf55ea27896",
+        digest: "2370ebc7801019a7b7183d1cde0f4978cbeed802994b4f3747b62faaca885d10",
+        ptx: "4b622030e4c3673359515ce15e4943f46b491cc917656a09be6c705954e2b871",
         kernels: &[
             "quantize_q8_0",
             "quantize_q8_k",
@@ -840,32 +839,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "2c71f4e192ea3e02b5bea5af6b144ce048c566f018b85c57f04e50448c7b0749",
+                sha256: "e5fe5ee78b849b596d2f137de5d09eac5929465a71c9222e68d914908cbda47a",
                 lzma: include_bytes!("quantize.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "7c6800bc422a643a790fbb8272a84f9f5e4bf7a949135ce9ff3272d87a7fe3c9",
+                sha256: "96985def2c4408db4fd11c8cd7ddee6361eea21d798c7fd1d3d7354cc1c6eccf",
                 lzma: include_bytes!("quantize.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "b6dc9d807c84a5b39a2077929d129099a15e94aa2e90b05b4c52b6c29e60d07a",
+                sha256: "e5653e4dc1d1735e5bbae80f182eb4d7e5a26c646cdc901d4646f7e7c0b2c891",
                 lzma: include_bytes!("quantize.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "3128ad069be7982892fee436f53f7d33384bb46fa57787acc1832e9c22da6e33",
+                sha256: "e20563ecbda42fdf1db332ad80d22cc1cca8d1bfda5e49b03daa5b85e4960aeb",
                 lzma: include_bytes!("quantize.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "8bebd401f515c4190f0d2851326518063f4606e196f8ab2e919b8ba43f25fada",
+                sha256: "a2ff89cdd73dd6ef55e477334ed6416316ea7789cb2041530cb0ed2201a28188",
                 lzma: include_bytes!("quantize.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "7878104076530e4c8b5c1bbc61adaef4382ed532747aa1a2bb8d7f8cef2b52a5",
+                sha256: "7e148b254883509642561553d924f77accbc1c419e30325288240306105d8f7d",
                 lzma: include_bytes!("quantize.sm_120.cubin.lzma"),
             },
         ],
@@ -873,8 +872,8 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "e109eb1da81e43ec97798eed74796cb27193d6ff1e96e30a189ef099914e5414",
-        ptx: "b922afd277a583cb9a74f96dd9e997202a8ea7e1ad7c67fcb38d3f1c5b91897c",
+        digest: "4a39d254733e82d94beb85ad83749aad001e5c97bd68540e7a8969f3d4df07bb",
+        ptx: "a542de80af5f0f421c60c1a136c36c47d40e823b85dde06c322e0673881e9d78",
         kernels: &[
             "rope",
         ],
@@ -882,32 +881,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "fd3eca67c30bd3b637c2faf217e813c0bc8ed30cd93e852451d739e58fbf91ed",
+                sha256: "008eb1e9b0c5bca1b485e8484577baf69dd9bbc6bb787ec46c05a461554180b2",
                 lzma: include_bytes!("rope.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "cd7d98bb09ce32c4fcd8b249f371206cb6a3235fd3e8f8d8eca69cf9ca1654fa",
+                sha256: "ffd4225ed73b75e9f3571bbb968956c9f1232af57d53a64fca7d85c728a77941",
                 lzma: include_bytes!("rope.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "da9d911e2ddec00b4950a4f7e0ea0002d834d783ea42e564a65733c0350d68e0",
+                sha256: "85131beb6ab5968633cff5170a5dbfb528a48dc19be11e70d0c2933040cc28b1",
                 lzma: include_bytes!("rope.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "e34a574d1dc1375b42e74426c2993d0b91fdaa80638d9af7ae45ed9424e929fb",
+                sha256: "07f85c4c3d22931a000b060be1325d9a851f493019ccb3b0d94372a7a4bf5476",
                 lzma: include_bytes!("rope.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "ff0b1b9dc5d0fb86811efa55eb9af8e7d69154674463e07e6e8d5886dd241add",
+                sha256: "096cab1ad5bcb40f3c4b4d2cfa0588e48ca884593d7208fa48a9d864ff4cfac4",
                 lzma: include_bytes!("rope.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "7d96ff6a02c56d683a759db091ac6d4fcaf3297799b3842b62ecd3afbe8b574e",
+                sha256: "e29b43f7dd9c76196fa1df14929d1b050185498815b322917beb8976e8f41bb5",
                 lzma: include_bytes!("rope.sm_120.cubin.lzma"),
             },
         ],
@@ -915,8 +914,8 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "0fb59775d257467763ec35570368274a9b774ada2bec18b959fc69b2fb79db6f",
-        ptx: "d18ed96993f0d210f8fa49332b9196a9a6417332725377cda9176bcecad3963b",
+        digest: "09b5e01d35cd404614da36ff2db9a8764cd9737e57839bec78d5d3b6df2038d3",
+        ptx: "5e54ecacd0eb4dd471bc651f706c20263cb0127b293d4a74f354d321a7901186",
         kernels: &[
             "route",
             "group_route",
@@ -925,32 +924,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "9269c725bfc3acdbb74416efb23a6b7d21d83a202994979666bdc0e04e50a9bd",
+                sha256: "7f7dc6f07ff1588cae2fa6a0618a3acce0d0307a5fd88616049387f36c33fc61",
                 lzma: include_bytes!("router.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "90f081a4094b5763c2f610d5e44b09c436a2c44ce4753744fe06f45ef50a88b7",
+                sha256: "15d21b4de998f90a7a390ae45308adbad907daa3b18b24558da0b50d606055a5",
                 lzma: include_bytes!("router.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "bde1641b83847026aed49253de4852e43d3d77d6c25ee5db728001ca21cec409",
+                sha256: "fc97fe4778bf3b440eb49f58f550bcf13aac8de680da2aa21180a7f4c4128084",
                 lzma: include_bytes!("router.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "53888b6ae86ad9c3722bc2c4726e2bb538b49edb34dbde3a7c25da22a109e424",
+                sha256: "4f1b165af6c2cefa08c3bd4258cc04fd91b1fb58f6459f6bcf880949839a5a6a",
                 lzma: include_bytes!("router.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "2f11250ee41a07f2d00836247cae2d8c03070860ee2f337768ce483c4aed75f9",
+                sha256: "27136a69704c0d966281d545c342355b18b737c96cab378cff6a9a90815ca96c",
                 lzma: include_bytes!("router.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "474e40e5cf6a4cde52b24d6a0512c1ba7d73b979facf64f3139b3ae06e176ab4",
+                sha256: "b09a238a07402d2a2787674fb2cfa67290f09beb57affb163d6c8345dcee99b7",
                 lzma: include_bytes!("router.sm_120.cubin.lzma"),
             },
         ],
@@ -1094,11 +1093,10 @@
     Module {
         source: "slots",
         compute: 75,
-        digest: "f557112e0cd62c064f45fa5d3968b363e307648f9846838e6747ad4b33102aa7",
-        ptx: "a3e3512b628a0b4fd38e89f35189ad68bc4b5f8a0c53a908dce4449c2b5d06e1",
+        digest: "827be0c25814d3ff7d530e8c1289d9bcb361f4836c20bcc4d3a8485cb86c3341",
+        ptx: "255926450856c4451f31b63de3453ffb3a0515778a081b23007613193ee7f293",
         kernels: &[
             "resolve_slots",
-            "post_route",
             "limit_experts",
             "place_rows",
         ],
@@ -1106,32 +1104,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "49d23d1f9506bfb14b00828d69237e14e09afc8ad1bfe9d7a990bf7a834e06ec",
+                sha256: "1b021abf9445014efb4aa1d581860ef00822f11b607187a9cb2cd679dc2fd4e8",
                 lzma: include_bytes!("slots.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "c87089b1825035b9323f7acdde4e95d6552d6067bf6cf21e545b5d69bdd817b6",
+                sha256: "5adc7a695b72a7e525b06cd745e612798da7cb974390d4bcb775742ab385a2e1",
                 lzma: include_bytes!("slots.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "886f5a92212a0440aacb3512155119e5c92e8531cbac85cae40528dba5059578",
+                sha256: "511984d75a568db04a2f2402c4a66eda64dfdcbadf227dd5fb9aa30dc6888a09",
                 lzma: include_bytes!("slots.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "a7059f685e4ed767f5a25199154a45349c6a77a4a0b1724a37dec067e5482811",
+                sha256: "44df90cb16a4dcf244f473556d0b620846fc5991031a7328817690240e885eb7",
                 lzma: include_bytes!("slots.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "c567e25d6ec2b7e025b6db62d98094fce231282a097bffcfa48c8a9033086584",
+                sha256: "d03b962c79dc53294ac4fb41ea4e79ed08bba06444a206f4455025140da9adc4",
                 lzma: include_bytes!("slots.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "37f8fca6d308786a47d4a21ef0f4aad55dc328ed2f4e1a97cd4ac1da87c6ab6c",
+                sha256: "982ffb33020d4967bc525e5824e12292b324910cf67c6c9b27a1d38b82a8139b",
                 lzma: include_bytes!("slots.sm_120.cubin.lzma"),
             },
         ],
