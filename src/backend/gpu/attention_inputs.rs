@@ -189,6 +189,7 @@ fn with_steps(
     for (shape, table) in steps.rope.iter().chain(&steps.factors) {
         assert!(table.data.holds::<f32>(2 * tokens * table.n_pairs), "a row for each token");
         assert!(table.data.address().is_multiple_of(8), "a pair is one load");
+        assert!(!table.back, "queries and keys turn forwards");
         assert!(shape.head_dim == dim && shape.offset + 2 * table.n_pairs <= dim);
     }
     let is_whole = |(shape, table): &(RopeShape, DeviceCosSin)| {

@@ -184,7 +184,7 @@ impl Case {
             values: rows(values.all()),
             past: past.all(),
         };
-        let table = |shape, data, n_pairs| (shape, DeviceCosSin { data, n_pairs });
+        let table = |shape, data, n_pairs| (shape, DeviceCosSin { data, n_pairs, back: false });
         let device_steps = InputSteps {
             norms: weights.each_ref().map(|weight| steps.has_norms.then(|| weight.all())),
             eps: EPS,

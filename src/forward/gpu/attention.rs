@@ -28,6 +28,12 @@ struct Attended<'a> {
     records: Option<DeviceActs<'a>>,
 }
 
+/// Whether queries or keys are normalised over all heads together.
+fn norms_all_heads(w: &GpuAttention) -> bool {
+    let norms = [&w.q_norm, &w.k_norm].into_iter().flatten();
+    norms.map(GpuVector::n).any(|n| n != w.head_dim)
+}
+
 impl<'a> GpuPass<'a> {
     /// x → y
     pub fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
@@ -161,7 +167,7 @@ impl<'a> GpuPass<'a> {
             ],
             eps: hyper.norm_eps,
             norm_last: model.descriptor.parts.norm_after_rope,
-            limit: hyper.qkv_limit.filter(|_| !w.norms_all_heads()),
+            limit: hyper.qkv_limit.filter(|_| !norms_all_heads(w)),
             rope,
             factors,
         }
@@ -170,7 +176,7 @@ impl<'a> GpuPass<'a> {
     /// Normalises the queries and the keys of all heads together, in the place of the products, in
     /// layers that do so.
     fn norm_all_heads(&self, w: &GpuAttention, products: DeviceSlice) -> Result<()> {
-        if !w.norms_all_heads() {
+        if !norms_all_heads(w) {
             return Ok(());
         }
         assert!(w.gated.is_none() && !self.model.descriptor.parts.norm_after_rope);

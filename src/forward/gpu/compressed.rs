@@ -72,10 +72,10 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// h → y
+    /// x → y
     pub fn compressed_attention(&mut self, l: usize, w: &GpuCompressed) -> Result<()> {
         let (n, dim, n_rot) = (self.n(), w.head_dim, self.hyper().rope.n_rot);
-        self.compressed_products(w)?;
+        self.compressed_products(l, w)?;
         let (m, width) = (&self.layout().mixer, w.n_head * dim);
         let (q, row) = (self.words(&m.q, n * width), self.words(&m.k, n * dim));
         let (shape, table) = (self.model.rope_shape(dim, dim - n_rot), self.rope_table(w.slides));
@@ -104,15 +104,15 @@ impl<'a> GpuPass<'a> {
         self.linear(output, &acts, self.y())
     }
 
-    /// h → q [tokens, n_head, head_dim] and k [tokens, head_dim], which are not rotated, and the
+    /// x → q [tokens, n_head, head_dim] and k [tokens, head_dim], which are not rotated, and the
     /// compressors' values and scores
-    fn compressed_products(&self, w: &GpuCompressed) -> Result<()> {
+    fn compressed_products(&self, l: usize, w: &GpuCompressed) -> Result<()> {
         let (n, m, c) = (self.n(), &self.layout().mixer, &self.layout().compressed);
         let (norm, stream, eps) = (&self.dev.ops.norm, self.stream(), self.hyper().norm_eps);
         let vector = |vector| self.dev.weights.vector(vector);
         let made = w.compressors.iter().flat_map(|made| [&made.values, &made.scores]);
         let inputs = [&w.q_a, &w.row].into_iter().chain(made);
-        let acts = self.acts_of_h(inputs.map(|linear| linear.weight.ty))?;
+        let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         let rank = w.q_a.weight.rows;
         let (ranks, row) = (self.words(&m.compressed, n * rank), self.words(&m.k, n * w.head_dim));
         self.linear(&w.q_a, &acts, ranks)?;

@@ -60,14 +60,6 @@ pub struct GpuAttention {
     pub chunk: Option<usize>,
 }
 
-impl GpuAttention {
-    /// Whether queries or keys are normalised over all heads together.
-    pub fn norms_all_heads(&self) -> bool {
-        let norms = [&self.q_norm, &self.k_norm].into_iter().flatten();
-        norms.map(GpuVector::n).any(|n| n != self.head_dim)
-    }
-}
-
 pub enum GpuQuery {
     Direct(GpuLinear),
     Compressed { a: GpuLinear, norm: GpuVector, b: GpuLinear },

@@ -139,10 +139,11 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Whether stages before the experts are captured graphs: those of one decoded token or of a
-    /// few that see what is before them, between which no state is copied.
+    /// few that see what is before them, all of it, between which no state is copied.
     pub fn is_captured(&self) -> bool {
-        let is_step = self.batch.decode_rows().len() == self.n() && !self.hyper().sees_all;
-        let is_few = is_step && self.role == Role::Only && self.n() <= MAX_TOKENS;
+        let is_step = self.batch.decode_rows().len() == self.n() && self.n() <= MAX_TOKENS;
+        let sees_past = !self.hyper().sees_all && self.hyper().compressed.is_none();
+        let is_few = is_step && sees_past && self.role == Role::Only;
         self.is_decode() || is_few && self.segments().all(|segment| !self.is_cut(&segment))
     }
 
