@@ -56,8 +56,8 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "a6ffce6dbfca6547992a9250d7a7eb3de8fb42828edc2eff483f58f29f650b8c",
-        ptx: "ddbf229032183b151faea384bf58efe8ff5a8c57efe0a9e52a6526b9da8df3fa",
+        digest: "9036388bc0ee4ca93c11228b747b406d164d5a5a8313cb11a9c870d5095b338a",
+        ptx: "def3482e190e7846620cb23a58bce537ef9477cccbce5f330bb527dde66573de",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -70,7 +70,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "96e620c0812b8c5c67e60516e943b23ef9e2f3fa105771f4197faec6b013976e",
+                sha256: "d21e3b68b9fd1db6724885cbf206cfb4b93c5a02a7a9d0c5637313c5138c8bd7",
                 lzma: include_bytes!("attention.sm_75.cubin.lzma"),
             },
         ],
@@ -78,8 +78,8 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "a6ffce6dbfca6547992a9250d7a7eb3de8fb42828edc2eff483f58f29f650b8c",
-        ptx: "6735e341e4582e37aa76ce88a26f019526f605e12816139c1e341ff1fa680e1c",
+        digest: "9036388bc0ee4ca93c11228b747b406d164d5a5a8313cb11a9c870d5095b338a",
+        ptx: "a927feec2305fcfd670eedd27fb2e33bb631aa2d0ba379ef84cbf8f4cb743964",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -92,27 +92,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "b3337a47aa4120921ec82133140f5362f7457708378eb66aa46f8f5c7171d0f0",
+                sha256: "19d5a58786f7011825f72375e8351bf7c5df0560771582549cd34b38bb0c6816",
                 lzma: include_bytes!("attention.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "a9182baac4d83995c6023f7fe0ce79e14fa007a40f52d1b9a99507ae17b7a4f7",
+                sha256: "560b4f69050f3685477253539a552403fbf18e2de35853bfc6a8ed206258e963",
                 lzma: include_bytes!("attention.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "a6eb39447d05e12e8a16eebb2e3f312f8ed60e86bc88cb5a55c57812c1bafcf0",
+                sha256: "2e96c37376a51675c2bc7097f8cb88450de5ae32822475c1fd82bdf91fa5e8dd",
                 lzma: include_bytes!("attention.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "a30dda8e3760df5128b0953a508448b6f8a645d572865119d4498ac35052fcdc",
+                sha256: "aaf72f456214829e95aa4678cd15703a80c5863fd07e2ec8e2247fa1d5b6192b",
                 lzma: include_bytes!("attention.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "514cf666d855b4290b31ff0cefc66ca3dd2a6a1239c43732cda95f15b6d296e5",
+                sha256: "40f0232141d5cd2415e5e34818dcabea2fb10877a4a4f1da9b443f5ebf56768f",
                 lzma: include_bytes!("attention.sm_120.cubin.lzma"),
             },
         ],
@@ -162,7 +162,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
+        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
         ptx: "7c77c146ea46385e836ff6876c61cef100b04f057914e0e5cc95f28721d88d19",
         kernels: &[
             "attention_prompt_64",
@@ -181,7 +181,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "713734f7d23890b4b04052f942bb04a8e30905afc4b16abb6789116814f33fcb",
+        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
         ptx: "ac7c00c9543b284793d0c16e4d869b955d5d7cda1a88d4830a801ed4cb64af41",
         kernels: &[
             "attention_prompt_64",
@@ -260,6 +260,50 @@
                 compute: 120,
                 sha256: "3c3a15e20f0f87dde1d88dba83036061ab3ea151322a9334d7784798eb58738a",
                 lzma: include_bytes!("cache.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "compress",
+        compute: 75,
+        digest: "a19277e103a50c08819468983e8438c0972a729044130b92cde1b100f515adee",
+        ptx: "a7330e267b9254af637b29db6cc06fa7378d9940ca9d8c6b34a7fff8723eb5d3",
+        kernels: &[
+            "keep_rows",
+            "compress_rows",
+            "gather_seen",
+        ],
+        lzma: include_bytes!("compress.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "080317b7ba4210d202547273c69011550a9ce3117601e42a473f1ac8c9ef9613",
+                lzma: include_bytes!("compress.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "0f236b231f0bb90c25a0b6b85fcef038d8fbfd43afbeb57c3cd2797c91c9a8b1",
+                lzma: include_bytes!("compress.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "2bac3a31d532bc4e2abcc92e2d8103a3da20e13ef48a15db46acc212166faa3e",
+                lzma: include_bytes!("compress.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "e6af7b4aac1c29c7b0f12f255282e012225128badfbcf0127d971557799de515",
+                lzma: include_bytes!("compress.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "1ba210136089135dd3bfb305c6aaf576fa03a8f30d90b5e75ce952d50c457db4",
+                lzma: include_bytes!("compress.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "77a941d3f270c4d3f8217d63dca477b3477faee6f46c331e318680d15676a793",
+                lzma: include_bytes!("compress.sm_120.cubin.lzma"),
             },
         ],
     },
@@ -872,8 +916,8 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "4a39d254733e82d94beb85ad83749aad001e5c97bd68540e7a8969f3d4df07bb",
-        ptx: "a542de80af5f0f421c60c1a136c36c47d40e823b85dde06c322e0673881e9d78",
+        digest: "e109eb1da81e43ec97798eed74796cb27193d6ff1e96e30a189ef099914e5414",
+        ptx: "b922afd277a583cb9a74f96dd9e997202a8ea7e1ad7c67fcb38d3f1c5b91897c",
         kernels: &[
             "rope",
         ],
@@ -881,32 +925,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "008eb1e9b0c5bca1b485e8484577baf69dd9bbc6bb787ec46c05a461554180b2",
+                sha256: "fd3eca67c30bd3b637c2faf217e813c0bc8ed30cd93e852451d739e58fbf91ed",
                 lzma: include_bytes!("rope.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "ffd4225ed73b75e9f3571bbb968956c9f1232af57d53a64fca7d85c728a77941",
+                sha256: "cd7d98bb09ce32c4fcd8b249f371206cb6a3235fd3e8f8d8eca69cf9ca1654fa",
                 lzma: include_bytes!("rope.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "85131beb6ab5968633cff5170a5dbfb528a48dc19be11e70d0c2933040cc28b1",
+                sha256: "da9d911e2ddec00b4950a4f7e0ea0002d834d783ea42e564a65733c0350d68e0",
                 lzma: include_bytes!("rope.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "07f85c4c3d22931a000b060be1325d9a851f493019ccb3b0d94372a7a4bf5476",
+                sha256: "e34a574d1dc1375b42e74426c2993d0b91fdaa80638d9af7ae45ed9424e929fb",
                 lzma: include_bytes!("rope.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "096cab1ad5bcb40f3c4b4d2cfa0588e48ca884593d7208fa48a9d864ff4cfac4",
+                sha256: "ff0b1b9dc5d0fb86811efa55eb9af8e7d69154674463e07e6e8d5886dd241add",
                 lzma: include_bytes!("rope.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "e29b43f7dd9c76196fa1df14929d1b050185498815b322917beb8976e8f41bb5",
+                sha256: "7d96ff6a02c56d683a759db091ac6d4fcaf3297799b3842b62ecd3afbe8b574e",
                 lzma: include_bytes!("rope.sm_120.cubin.lzma"),
             },
         ],
@@ -914,8 +958,8 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "09b5e01d35cd404614da36ff2db9a8764cd9737e57839bec78d5d3b6df2038d3",
-        ptx: "5e54ecacd0eb4dd471bc651f706c20263cb0127b293d4a74f354d321a7901186",
+        digest: "0fb59775d257467763ec35570368274a9b774ada2bec18b959fc69b2fb79db6f",
+        ptx: "d18ed96993f0d210f8fa49332b9196a9a6417332725377cda9176bcecad3963b",
         kernels: &[
             "route",
             "group_route",
@@ -924,32 +968,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "7f7dc6f07ff1588cae2fa6a0618a3acce0d0307a5fd88616049387f36c33fc61",
+                sha256: "9269c725bfc3acdbb74416efb23a6b7d21d83a202994979666bdc0e04e50a9bd",
                 lzma: include_bytes!("router.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "15d21b4de998f90a7a390ae45308adbad907daa3b18b24558da0b50d606055a5",
+                sha256: "90f081a4094b5763c2f610d5e44b09c436a2c44ce4753744fe06f45ef50a88b7",
                 lzma: include_bytes!("router.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "fc97fe4778bf3b440eb49f58f550bcf13aac8de680da2aa21180a7f4c4128084",
+                sha256: "bde1641b83847026aed49253de4852e43d3d77d6c25ee5db728001ca21cec409",
                 lzma: include_bytes!("router.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "4f1b165af6c2cefa08c3bd4258cc04fd91b1fb58f6459f6bcf880949839a5a6a",
+                sha256: "53888b6ae86ad9c3722bc2c4726e2bb538b49edb34dbde3a7c25da22a109e424",
                 lzma: include_bytes!("router.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "27136a69704c0d966281d545c342355b18b737c96cab378cff6a9a90815ca96c",
+                sha256: "2f11250ee41a07f2d00836247cae2d8c03070860ee2f337768ce483c4aed75f9",
                 lzma: include_bytes!("router.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "b09a238a07402d2a2787674fb2cfa67290f09beb57affb163d6c8345dcee99b7",
+                sha256: "474e40e5cf6a4cde52b24d6a0512c1ba7d73b979facf64f3139b3ae06e176ab4",
                 lzma: include_bytes!("router.sm_120.cubin.lzma"),
             },
         ],
