@@ -190,6 +190,14 @@ impl Case {
         Ok(())
     }
 
+    fn bias(&self, n_head: usize) -> Option<DistanceBias> {
+        let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
+        match self.shape.slopes {
+            true => Some(DistanceBias::alibi(n_head)),
+            false => self.shape.all.then(|| DistanceBias::new(n_head, REACH, of)),
+        }
+    }
+
     /// With the exact kernels, or with those for prompts, on tensor cores.
     fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row, prompt: bool) -> Result<()> {
         let Shape { dim, latent, n_head_kv, group, past, tokens, window, chunk, cap, .. } =
@@ -197,11 +205,7 @@ impl Case {
         let (n_head, n_ctx, all) = (n_head_kv * group, self.n_ctx(), self.shape.all);
         let v_dim = latent.unwrap_or(dim);
         let scale = 1.0 / (dim as f32).sqrt();
-        let of = |head: usize, distance: isize| (head as f32 + 0.3 * distance as f32).cos();
-        let bias = match self.shape.slopes {
-            true => Some(DistanceBias::alibi(n_head)),
-            false => all.then(|| DistanceBias::new(n_head, REACH, of)),
-        };
+        let bias = self.bias(n_head);
         let [k, v] = self.caches.each_ref();
         let [k, v] = [k, v].map(|data| Rows { ty: self.ty, data, dim, stride: dim, n_ctx });
         let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
