@@ -1,4 +1,4 @@
-//! The golden checkpoints. Their safetensors are tracked packed, as `tests/golden/pack.py` writes
+//! The golden checkpoints. Their large files are tracked packed, as `tests/golden/pack.py` writes
 //! them: bytes at even places, then bytes at odd ones, through gzip.
 
 use crate::{program, repo};

@@ -1,6 +1,6 @@
-"""Packs the golden checkpoints' safetensors to two thirds, as the repository tracks them.
+"""Packs the large files of the golden checkpoints, as the repository tracks them.
 
-    python pack.py                  # X.safetensors of each folder here → X.safetensors.packed
+    python pack.py                  # X of each folder here → X.packed, if LARGE names X
     python pack.py NAME... OUT      # the checkpoints NAME, unpacked to OUT/NAME
 
 A packed file is gzip of the bytes at even places followed by those at odd ones: the exponents of
@@ -13,12 +13,16 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+LARGE = ["*.safetensors", "spiece.model", "sentencepiece.bpe.model"]
 
 
 def pack(file):
-    content = file.read_bytes()
-    packed = gzip.compress(content[::2] + content[1::2], compresslevel=9, mtime=0)
-    Path(f"{file}.packed").write_bytes(packed)
+    packed = Path(f"{file}.packed")
+    if file.is_symlink():
+        packed.symlink_to(f"{file.readlink()}.packed")
+    else:
+        content = file.read_bytes()
+        packed.write_bytes(gzip.compress(content[::2] + content[1::2], compresslevel=9, mtime=0))
     file.unlink()
 
 
@@ -44,5 +48,6 @@ if __name__ == "__main__":
     for name in names:
         unpack(name, Path(out))
     if not out:
-        for file in sorted(HERE.glob("*/*.safetensors")):
-            pack(file)
+        for large in LARGE:
+            for file in sorted(HERE.glob(f"*/{large}")):
+                pack(file)
