@@ -2,7 +2,7 @@
 
 use crate::plot;
 use crate::tables::prescope::Trained;
-use crate::tables::side_by_side::Live;
+use crate::tables::side_by_side_live::Live;
 use crate::tables::{self, Inputs};
 use moeba::policy::papers::prescope::llapor::{HELD_OUT_SECTION, restore_held_out};
 use moeba::policy::{LlaPor, Profile, Shape};

@@ -2,7 +2,7 @@
 //! a profile that grows from request to request, as a user's does. Policies run in turn.
 
 use crate::papers::call;
-use crate::tables::side_by_side::Live;
+use crate::tables::side_by_side_live::{Live, beside_best};
 use moeba::policy::PolicySpec;
 use moeba::{Error, Result};
 use serde_json::Value;
@@ -135,16 +135,15 @@ fn read(stats: &str) -> std::result::Result<Request, String> {
     })
 }
 
-/// The request of median time, with the least and the most.
+/// The times of all requests, and the figures of that of median time.
 fn line(model: &str, policy: &str, budget: u32, mut requests: Vec<Request>) -> String {
+    let tpots: Vec<String> = requests.iter().map(|r| format!("{:.6}", r.tpot_ms)).collect();
     requests.sort_by(|a, b| a.tpot_ms.total_cmp(&b.tpot_ms));
-    let (least, most) = (requests[0].tpot_ms, requests[requests.len() - 1].tpot_ms);
-    let Request { tpot_ms, ttft_ms, hit_rate, stall_ms, mib, policy_share } =
+    let Request { ttft_ms, hit_rate, stall_ms, mib, policy_share, .. } =
         requests[requests.len() / 2];
-    let budget = f64::from(budget) / 100.0;
-    let figures = [budget, hit_rate, tpot_ms, least, most, stall_ms, mib, policy_share, ttft_ms];
-    let figures: Vec<String> = figures.iter().map(|figure| format!("{figure:.6}")).collect();
-    format!("{model};{policy};{}\n", figures.join(";"))
+    let figures = [hit_rate, stall_ms, mib, policy_share, ttft_ms];
+    let figures = figures.map(|figure| format!("{figure:.6}")).join(";");
+    format!("{model};{policy};{};{};{figures}\n", f64::from(budget) / 100.0, tpots.join(","))
 }
 
 /// The lines as a table, with `auto` beside the fastest of the others.
@@ -156,16 +155,25 @@ pub fn report(lines: &str) -> Result<String> {
          |---|---:|---|---:|---:|---:|---:|---:|\n",
     );
     for run in &runs {
+        let [least, most] = run.extremes();
         text.push_str(&format!(
-            "| {} | {:.0} % | {} | {:.3} | {:.3} | {:.3} | {:.1} | {:.1} % |\n",
+            "| {} | {:.0} % | {} | {:.3} | {least:.3} | {most:.3} | {:.1} | {:.1} % |\n",
             run.model,
             100.0 * run.budget,
             run.policy,
-            run.tpot_ms,
-            run.tpot_least,
-            run.tpot_most,
+            run.median(),
             run.ttft_ms,
             100.0 * run.hit_rate,
+        ));
+    }
+    text.push_str("\n| model | budget | the fastest, by every other prompt | `auto` on the others |\n|---|---:|---|---:|\n");
+    for pair in beside_best(&runs) {
+        let Live { model, budget, .. } = pair.auto;
+        text.push_str(&format!(
+            "| {model} | {:.0} % | {} | {:+.1} % |\n",
+            100.0 * budget,
+            pair.best.policy,
+            pair.excess,
         ));
     }
     Ok(text)
@@ -185,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_the_median_request_and_is_read_back() {
+    fn a_line_has_the_median_request_and_is_read_back() {
         let request = |tpot_ms: f64| Request {
             tpot_ms,
             ttft_ms: 10.0 * tpot_ms,
@@ -196,7 +204,7 @@ mod tests {
         };
         let written = line("demo", "auto", 25, [3.0, 1.0, 2.0].map(request).to_vec());
         let live = Live::parse(written.trim()).unwrap();
-        assert_eq!((live.tpot_ms, live.tpot_least, live.tpot_most), (2.0, 1.0, 3.0));
+        assert_eq!(live.tpots, [3.0, 1.0, 2.0]);
         assert_eq!((live.ttft_ms, live.budget), (20.0, 0.25));
         assert!(
             report(&written).unwrap().contains("| demo | 25 % | auto | 2.000 | 1.000 | 3.000 |")

@@ -4,7 +4,7 @@
 
 use super::change::Speeds;
 use super::prescope::Trained;
-use super::side_by_side::Live;
+use super::side_by_side_live::Live;
 use moeba::trace::format::Trace;
 use moeba::trace::{self, Geometry, SimOptions, Traced};
 use moeba::train::LlaporReport;

@@ -6,6 +6,7 @@ use moeba::Result;
 
 mod altered;
 mod change;
+mod chosen;
 mod claim;
 pub mod finemoe;
 mod inputs;
@@ -14,6 +15,7 @@ pub mod moe_infinity;
 pub mod moepic;
 pub mod prescope;
 pub mod side_by_side;
+pub mod side_by_side_live;
 
 pub use altered::Alteration;
 pub use change::Change;

@@ -1,8 +1,9 @@
 //! All policies side by side: time, hit rate and traffic by budget, with what no policy can beat,
-//! and what the engine itself measured.
+//! and (`side_by_side_live`) what the engine itself measured.
 
 use std::sync::Arc;
 
+use super::side_by_side_live;
 use super::{
     Axes, Cell, Change, Claim, Compared, Finding, Inputs, Row, Runs, Source, Table, check, columns,
 };
@@ -38,57 +39,6 @@ const ON_DEMAND: &str = "on-demand (LRU)";
 const BELADY: &str = "Belady, on demand";
 const ORACLE: &str = "Belady, next layer known";
 
-/// Results of live requests: a line that `live` wrote.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Live {
-    pub model: String,
-    pub policy: String,
-    /// Part of all experts' memory.
-    pub budget: f64,
-    pub hit_rate: f64,
-    /// The median of some runs, the least and the most.
-    pub tpot_ms: f64,
-    pub tpot_least: f64,
-    pub tpot_most: f64,
-    pub stall_ms: f64,
-    /// Read for a token.
-    pub mib: f64,
-    /// Share of a token's time.
-    pub policy_share: f64,
-    pub ttft_ms: f64,
-}
-
-impl Live {
-    /// `model;policy;budget;hit_rate;tpot_ms;least;most;stall_ms;mib;policy_share;ttft_ms`. Returns
-    /// the reason as a clause, for use after a colon.
-    pub fn parse(line: &str) -> std::result::Result<Live, String> {
-        let fields: Vec<&str> = line.split(';').collect();
-        let [model, policy, numbers @ ..] = &fields[..] else {
-            return Err(format!("{} fields, expected 11", fields.len()));
-        };
-        let numbers = numbers.iter().map(|field| field.trim().parse::<f64>());
-        let numbers = numbers.collect::<std::result::Result<Vec<f64>, _>>();
-        match numbers.map_err(|e| e.to_string())?[..] {
-            [budget, hit_rate, tpot_ms, least, most, stall_ms, mib, policy_share, ttft_ms] => {
-                Ok(Live {
-                    model: model.to_string(),
-                    policy: policy.to_string(),
-                    budget,
-                    hit_rate,
-                    tpot_ms,
-                    tpot_least: least,
-                    tpot_most: most,
-                    stall_ms,
-                    mib,
-                    policy_share,
-                    ttft_ms,
-                })
-            }
-            _ => Err(format!("{} fields, expected 11", fields.len())),
-        }
-    }
-}
-
 pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
     let mut tables = Vec::new();
     for source in inputs.sources() {
@@ -101,7 +51,7 @@ pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
         four[0].claims = claims(&four[0], &Runs::new(&make))?;
         tables.extend(four);
     }
-    tables.extend(live(inputs)?);
+    tables.extend(side_by_side_live::table(inputs)?);
     Ok(tables)
 }
 
@@ -227,136 +177,10 @@ fn claims(tpot: &Table, runs: &Runs) -> Result<Vec<Claim>> {
     Ok(vec![near.done(), never.done()])
 }
 
-/// The engine's own runs, disk to RAM.
-fn live(inputs: &Inputs) -> Result<Option<Table>> {
-    if inputs.live.is_empty() {
-        return Ok(None);
-    }
-    let row = |run: &Live| {
-        let name = format!("{}, {}, {:.0} %", run.model, run.policy, 100.0 * run.budget);
-        let numbers = [
-            Cell::Share(run.hit_rate),
-            Cell::Number(run.tpot_ms, 3),
-            Cell::Number(run.tpot_least, 3),
-            Cell::Number(run.tpot_most, 3),
-            Cell::Number(run.ttft_ms, 1),
-            Cell::Number(run.stall_ms, 3),
-            Cell::Number(run.mib, 2),
-            Cell::Share(run.policy_share),
-        ];
-        Row::new(name, numbers)
-    };
-    let names = [
-        "hit rate",
-        "TPOT, ms",
-        "least",
-        "most",
-        "TTFT, ms",
-        "stall, ms",
-        "MiB read for a token",
-        "policy's time",
-    ];
-    let mut table = Table {
-        id: "all-live",
-        title: "All policies, live: disk to RAM".into(),
-        setting: "End to end, as FineMoE's Fig. 10, MoE-Infinity's Fig. 9, MoEpic's Fig. 7 and \
-                  PreScope's Fig. 14: the engine itself answers prompts of held-out prose with \
-                  128 tokens each, experts streamed from the disk of the machine that made this \
-                  table (`--io auto`), each policy with a profile of its requests so far; the \
-                  request of median TPOT. The policy's time is that of all its threads, as a part \
-                  of a token's."
-            .into(),
-        columns: columns("model, policy and budget", names),
-        rows: inputs.live.iter().map(row).collect(),
-        ..Table::default()
-    };
-    table.claims = live_claims(&table, &inputs.live)?;
-    Ok(Some(table))
-}
-
-/// The promise of `auto`, live: for each model and budget, by medians.
-fn live_claims(table: &Table, runs: &[Live]) -> Result<Vec<Claim>> {
-    let nothing = |_: &[Change]| Ok(Table::default());
-    let none = Runs::new(&nothing);
-    let claim = |auto: &Live| {
-        let beside = |run: &&Live| {
-            run.model == auto.model && run.budget == auto.budget && run.policy != AUTO
-        };
-        let others = runs.iter().filter(beside);
-        let Some(best) = others.min_by(|a, b| a.tpot_ms.total_cmp(&b.tpot_ms)) else {
-            return Ok(None);
-        };
-        let excess = 100.0 * (auto.tpot_ms / best.tpot_ms - 1.0);
-        let (model, budget) = (&auto.model, 100.0 * auto.budget);
-        let text = format!(
-            "`auto` is at most 3 % slower than the fastest policy ({model}, {budget:.0} %)"
-        );
-        let figures = format!("{excess:+.1} % beside {}", best.policy);
-        check(text, table, &none, |_| Finding::one(3.0 - excess, figures.clone()))
-            .shown(
-                "runs of one policy differ as much on this machine",
-                "from the least to the most of the fastest policy's",
-                || Ok(spread(best, excess)),
-            )?
-            .shown(
-                "its own work takes the time",
-                "without the time of its threads, less that of the fastest policy's,",
-                || Ok(without_work(auto, best)),
-            )
-            .map(|checked| Some(checked.done()))
-    };
-    let claims = runs.iter().filter(|run| run.policy == AUTO).map(claim);
-    Ok(claims.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
-}
-
-/// How far the runs of one policy are apart, against a difference in percent.
-fn spread(run: &Live, excess: f64) -> Finding {
-    let spread = 100.0 * (run.tpot_most / run.tpot_least - 1.0);
-    Finding::one(spread - excess, format!("it is {spread:.1} %"))
-}
-
-fn without_work(auto: &Live, best: &Live) -> Finding {
-    let work_ms = |run: &Live| run.policy_share * run.tpot_ms;
-    let rest = auto.tpot_ms - (work_ms(auto) - work_ms(best));
-    let excess = 100.0 * (rest / best.tpot_ms - 1.0);
-    Finding::one(3.0 - excess, format!("it is {excess:+.1} %"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use moeba::trace::format::Trace;
-
-    #[test]
-    fn live_runs_are_read() {
-        let line = "demo;predictor=none,eviction=lfu;0.25;0.5;1.5;1.4;1.7;0.25;3;0.01;9";
-        let run = Live::parse(line).unwrap();
-        assert_eq!((&*run.model, &*run.policy), ("demo", "predictor=none,eviction=lfu"));
-        assert_eq!((run.budget, run.mib, run.policy_share), (0.25, 3.0, 0.01));
-        assert_eq!((run.tpot_ms, run.tpot_least, run.tpot_most), (1.5, 1.4, 1.7));
-        assert_eq!(run.ttft_ms, 9.0);
-        for bad in ["", "x", "x;1;2;3", "x;p;1;2;3;4;5;6;7;8;y"] {
-            assert!(Live::parse(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn auto_is_held_against_the_fastest_of_its_model_and_budget() {
-        let runs = [
-            "a;on-demand;0.25;0;2;2;2;0;0;0;0",
-            "a;finemoe;0.25;0;1.5;1.5;1.5;0;0;0;0",
-            "a;auto;0.25;0;1.54;1.54;1.54;0;0;0;0",
-            "b;on-demand;0.25;0;1;1;1;0;0;0;0",
-            "b;auto;0.25;0;1.04;1.04;1.04;0;0;0;0",
-        ];
-        let runs: Vec<Live> = runs.iter().map(|line| Live::parse(line).unwrap()).collect();
-        let claims = live_claims(&Table::default(), &runs).unwrap();
-        assert_eq!(claims.iter().map(Claim::holds).collect::<Vec<_>>(), [true, false]);
-        // The runs that `b` is held against do not differ at all, and no policy works for a time.
-        let text = claims[1].markdown();
-        assert!(text.contains("not because runs of one policy differ as much"), "{text}");
-        assert!(text.contains("explained by none"), "{text}");
-    }
 
     /// Nothing beats a cache that knows the future, and memory helps everyone.
     #[test]

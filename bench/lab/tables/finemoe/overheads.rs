@@ -5,7 +5,7 @@
 
 use super::split::{N_WARM_UP, Split, profile};
 use super::{DEVICE, learned, stated};
-use crate::tables::side_by_side::Live;
+use crate::tables::side_by_side_live::Live;
 use crate::tables::{
     Cell, Change, Claim, Compared, Finding, Inputs, Row, Runs, Source, Table, check, columns,
 };
@@ -86,7 +86,8 @@ fn live<'a>(inputs: &'a Inputs) -> impl Iterator<Item = &'a Live> {
 
 /// A run does not tell attention, experts and head apart.
 fn live_row(run: &Live) -> Row {
-    let Live { ref model, budget, tpot_ms, stall_ms, policy_share, .. } = *run;
+    let Live { ref model, budget, stall_ms, policy_share, .. } = *run;
+    let tpot_ms = run.median();
     let cells = [
         Cell::Missing,
         Cell::Missing,

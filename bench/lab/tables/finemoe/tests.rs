@@ -2,7 +2,7 @@
 
 use super::split::{Split, iterations, profile, shape};
 use super::*;
-use crate::tables::side_by_side::Live;
+use crate::tables::side_by_side_live::Live;
 use moeba::policy::mix;
 use moeba::policy::{EamcPredictor, FineMoe, FineMoeOptions, InfinityOptions, Phase};
 use moeba::trace::Routing;
@@ -129,7 +129,7 @@ fn live_runs_of_finemoe_stand_beside_the_replayed() {
     let mut inputs = Inputs::new(&trace, None, None);
     let replayed = figure_17(&inputs).unwrap().remove(0);
     for line in
-        ["demo;on-demand;0.25;0.5;1;1;1;0.25;3;0.5;9", "demo;finemoe;0.25;0.5;2;1;3;0.75;3;0.004;9"]
+        ["demo;on-demand;0.25;1;0.5;0.25;3;0.5;9", "demo;finemoe;0.25;1,2,3;0.5;0.75;3;0.004;9"]
     {
         inputs.live.push(Live::parse(line).unwrap());
     }
@@ -143,7 +143,7 @@ fn live_runs_of_finemoe_stand_beside_the_replayed() {
     // The claim follows the figures.
     let claim = table.claims.last().unwrap();
     assert!(claim.holds() && claim.found.figures.contains("0.4 %"), "{claim:?}");
-    inputs.live.push(Live::parse("demo;finemoe;0.5;0.5;2;1;3;0.75;3;0.02;9").unwrap());
+    inputs.live.push(Live::parse("demo;finemoe;0.5;2;0.5;0.75;3;0.02;9").unwrap());
     let table = figure_17(&inputs).unwrap().remove(0);
     let claim = table.claims.last().unwrap();
     assert!(!claim.holds() && claim.markdown().contains("the demo model's iterations are short"));

@@ -41,9 +41,13 @@ const N_LOADS: f64 = 96.0;
 impl<'a> Bench<'a> {
     /// On every n-th request.
     pub fn new(inputs: &Inputs<'a>, source: Source<'a>, every: usize) -> Bench<'a> {
-        let (traced, order) = (source.routing(), by_turns(source.trace, every));
+        Bench::of(inputs, source, by_turns(source.trace, every))
+    }
+
+    /// On these requests.
+    pub fn of(inputs: &Inputs<'a>, source: Source<'a>, order: Vec<usize>) -> Bench<'a> {
         let n_warm_up = inputs.n_warm_up.min(order.len() / 2);
-        Bench { source, traced, order, n_warm_up, as_measured: false }
+        Bench { source, traced: source.routing(), order, n_warm_up, as_measured: false }
     }
 
     /// Routing of the served requests.

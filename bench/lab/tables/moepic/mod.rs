@@ -7,6 +7,7 @@ mod bench;
 mod eviction;
 mod memory;
 mod split;
+mod tau;
 
 use super::{Change, Claim, Inputs, Runs, Table};
 use bench::Bench;
@@ -16,6 +17,7 @@ pub use ablation::table_3;
 pub use eviction::table_1;
 pub use memory::figure_8;
 pub use split::figure_4b;
+pub use tau::tau;
 
 /// About so many requests, and for searches, which take many replays, a quarter; all of a trace
 /// that has no more.
@@ -24,7 +26,7 @@ const N_FOR_SEARCHES: usize = 12;
 
 /// In the paper's order.
 pub fn all(inputs: &Inputs) -> Result<Vec<Table>> {
-    let tables = [table_1, figure_4b, table_3, figure_8];
+    let tables = [table_1, figure_4b, table_3, figure_8, tau];
     let tables: Result<Vec<_>> = tables.into_iter().map(|table| table(inputs)).collect();
     Ok(tables?.into_iter().flatten().collect())
 }

@@ -78,6 +78,7 @@ fn every_table_has_its_rows_and_their_figures() {
         "moepic-fig-8a",
         "moepic-fig-8a-measured",
         "moepic-fig-8b",
+        "moepic-tau",
     ];
     assert_eq!(ids, expected);
     for table in &tables {
