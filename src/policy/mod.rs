@@ -284,9 +284,14 @@ pub trait Predictor: Send {
     }
 
     /// Gives away the parts of it that are slow, before the first event. They run on a thread
-    /// beside the layer loop and observe all events, whichever of them predicts.
+    /// beside the layer loop and observe events, whichever of them predicts.
     fn take_slow_parts(&mut self) -> Vec<Box<dyn Predictor>> {
         Vec::new()
+    }
+
+    /// Whether they are to observe the last event as well, if none of them predicts.
+    fn slow_parts_observe(&self) -> bool {
+        true
     }
 
     /// The slow part that predicts in its place, by its number, until another event.

@@ -71,11 +71,14 @@ impl Builder<'_> {
     }
 
     /// The candidates of `auto`: the default policy's predictor, no prefetch, and every other
-    /// predictor that can learn from nothing or has been trained.
+    /// predictor that can learn from nothing or has been trained. The eviction hears the default
+    /// one's estimates, and for those that cost little it is tried without: a link that brings
+    /// what is expected, and so the estimates, may cost more than they save.
     fn auto(&mut self) -> Auto {
+        let trajectory = Some(self.trajectory());
         let mut candidates = vec![
-            Candidate { name: TRAJECTORY, predictor: Some(self.trajectory()) },
-            Candidate { name: "no prefetch", predictor: None },
+            Candidate { name: TRAJECTORY, predictor: trajectory, is_tried_alone: false },
+            Candidate { name: "no prefetch", predictor: None, is_tried_alone: true },
         ];
         for entry in predictors() {
             let is_ready = match entry.trial {
@@ -84,10 +87,12 @@ impl Builder<'_> {
                 Trial::WithSection(section) => self.profile.get(section).is_some(),
             };
             if let Some(predictor) = is_ready.then(|| (entry.build)(self)).flatten() {
-                candidates.push(Candidate { name: entry.name, predictor: Some(predictor) });
+                let is_tried_alone = !predictor.is_slow();
+                let predictor = Some(predictor);
+                candidates.push(Candidate { name: entry.name, predictor, is_tried_alone });
             }
         }
-        Auto::new(candidates, self.profile).with_estimator(TRAJECTORY)
+        Auto::new(candidates, Some(TRAJECTORY), self.profile)
     }
 }
 

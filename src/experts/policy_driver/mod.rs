@@ -178,8 +178,10 @@ impl PolicyDriver {
         let mut front = self.front();
         let planning = self.shared.planning.as_ref();
         let deputy = front.observe(&*self.mover, planning, Happened { event, step });
+        let mut is_for_parts = true;
         if let Some(predictor) = &front.predictor {
             store_wants(&self.shared.front_wants, predictor.wants());
+            is_for_parts = deputy.is_some() || predictor.slow_parts_observe();
         }
         drop(front);
         if let Event::IterationEnd { phase, timing, .. } = event {
@@ -189,7 +191,9 @@ impl PolicyDriver {
                 planning.set_costs(timer.costs(&self.mover.tier().counters()));
             }
         }
-        if let Some(worker) = &self.worker {
+        if let Some(worker) = &self.worker
+            && (is_for_parts || worker.has_splitter())
+        {
             worker.send(event, step, deputy);
         }
         add_since(&self.shared.front_ns, start);

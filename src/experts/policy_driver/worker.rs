@@ -72,6 +72,7 @@ impl Beside {
 pub struct Worker {
     outbox: Mutex<Outbox>,
     beside: Arc<Mutex<Beside>>,
+    has_splitter: bool,
     thread: Option<JoinHandle<()>>,
     /// Events handed over, and those that the thread is done with.
     n_sent: AtomicU64,
@@ -90,6 +91,7 @@ struct Outbox {
 
 impl Worker {
     pub fn start(mover: &Arc<dyn Mover>, beside: Beside, shared: &Arc<Shared>) -> Worker {
+        let has_splitter = beside.splitter.is_some();
         let (events, inbox) = sync_channel::<OwnedEvent>(EVENTS_MAX);
         let (done, spare) = channel();
         let (beside, n_done) = (Arc::new(Mutex::new(beside)), Arc::new(AtomicU64::new(0)));
@@ -105,6 +107,7 @@ impl Worker {
         Worker {
             outbox: Mutex::new(Outbox { batch: Vec::new(), events: Some(events), spare }),
             beside,
+            has_splitter,
             thread: Some(thread.expect("a thread for the policy")),
             n_sent: AtomicU64::new(0),
             n_done,
@@ -119,6 +122,11 @@ impl Worker {
 
     fn beside(&self) -> MutexGuard<'_, Beside> {
         self.beside.lock().expect("no panic under this lock")
+    }
+
+    /// A splitter has to hear of everything.
+    pub fn has_splitter(&self) -> bool {
+        self.has_splitter
     }
 
     pub fn send(&self, event: &Event, step: u64, deputy: Option<usize>) {

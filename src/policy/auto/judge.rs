@@ -8,8 +8,10 @@
 const WINDOW_STEPS: u32 = 8;
 const SKIPPED_STEPS: u32 = 2;
 
-/// Windows before the first bout, in which memory fills and candidates learn.
+/// Windows before the first bout, in which memory fills and candidates learn; and where they have
+/// learned in earlier runs.
 const WARM_UP: u32 = 8;
+const WARM_UP_AGAIN: u32 = 2;
 
 /// Windows between two bouts, at first and at most. It grows when all candidates have been tried in
 /// vain.
@@ -18,8 +20,13 @@ const INTERVAL_MAX: u32 = 256;
 const INTERVAL_GROWTH: u32 = 4;
 
 /// Windows of the challenger in a bout.
-const PAIRS_MIN: u32 = 2;
+const PAIRS_MIN: u32 = 3;
 const PAIRS_MAX: u32 = 12;
+
+/// A window of the challenger that takes so many times as long as one of the kept candidate ends
+/// the bout at once, and no pair of windows counts as further apart: a disk or a machine that is
+/// busy for a moment must not decide.
+const CLEAR: f64 = 2.0;
 
 /// How much faster than the kept candidate another must be to be worth a change.
 const MARGIN: f64 = 0.02;
@@ -81,7 +88,8 @@ struct Bout {
     /// The kept candidate's last window, and the challenger's since.
     before: f64,
     tried: f64,
-    /// Logarithms of the challenger's windows, each divided by the mean of those beside it.
+    /// Logarithms of the challenger's windows, each divided by the lesser of those beside it: one
+    /// that a busy disk or machine has disturbed decides nothing.
     n: u32,
     sum: f64,
     squares: f64,
@@ -94,7 +102,8 @@ impl Bout {
 
     /// The kept candidate's window that follows one of the challenger.
     fn add(&mut self, after: f64) {
-        let ratio = (self.tried / (0.5 * (self.before + after))).ln();
+        let most = CLEAR.ln();
+        let ratio = (self.tried / self.before.min(after)).ln().clamp(-most, most);
         self.before = after;
         self.n += 1;
         self.sum += ratio;
@@ -130,6 +139,8 @@ impl Judge {
         assert!(kept < n);
         let is_known = n > 1 && (0..n).all(|i| i == kept || ratios[i].is_some());
         let interval = INTERVAL_MIN * if is_known { INTERVAL_GROWTH } else { 1 };
+        let is_new = ratios.iter().all(Option::is_none);
+        let warm_up = if is_new { WARM_UP } else { WARM_UP_AGAIN };
         Judge {
             kept,
             active: kept,
@@ -137,7 +148,7 @@ impl Judge {
             kept_ns: 0.0,
             ratios,
             bout: None,
-            wait: WARM_UP.max(interval),
+            wait: warm_up.max(interval),
             interval,
             next: (kept + 1) % n,
             left: n - 1,
@@ -164,7 +175,7 @@ impl Judge {
 
     /// A decode step has ended.
     pub fn count(&mut self, ns: u64) {
-        let Some(mean) = self.window.add(ns) else { return };
+        let Some(mean) = self.window.add(ns) else { return self.give_up_early() };
         if self.active != self.kept {
             self.bout.as_mut().expect("another is active in a bout alone").tried = mean;
             self.active = self.kept;
@@ -178,6 +189,20 @@ impl Judge {
             Some(is_faster) => self.end_bout(&bout, is_faster),
             None => self.go_on(bout),
         }
+    }
+
+    /// Ends the challenger's window, and its bout, once it has taken too long.
+    fn give_up_early(&mut self) {
+        let most = CLEAR * self.kept_ns * f64::from(WINDOW_STEPS - SKIPPED_STEPS);
+        if self.active == self.kept || self.window.sum_ns as f64 <= most {
+            return;
+        }
+        let mut bout = self.bout.take().expect("another is active in a bout alone");
+        bout.tried = CLEAR * bout.before;
+        bout.add(bout.before);
+        self.window = Window::default();
+        self.active = self.kept;
+        self.end_bout(&bout, false);
     }
 
     fn rest(&mut self, mean: f64) {
@@ -299,6 +324,26 @@ mod tests {
             n_changes += u32::from(std::mem::replace(&mut kept, judge.kept()) != kept);
         }
         assert_eq!(n_changes, 0);
+    }
+
+    /// A window that takes twice as long as usual is the last of its bout.
+    #[test]
+    fn a_challenger_that_is_much_slower_loses_little_time() {
+        let mut judge = judge(2);
+        let steps = run(&mut judge, 200, |i, _| if i == 1 { 1000 } else { 100 });
+        assert!(judge.kept() == 0 && judge.ratios()[1].is_some_and(|ratio| ratio > 1.5));
+        assert!((1..=8).contains(&steps[1]), "{steps:?}");
+    }
+
+    /// Some of the kept one's steps take a hundred times as long, as where a disk is busy.
+    #[test]
+    fn outliers_decide_nothing() {
+        let mut judge = judge(3);
+        let cost = |_, step: u32| if step.is_multiple_of(37) { 100_000 } else { 1000 };
+        for step in 0..40_000 {
+            judge.count(cost(judge.active(), step));
+            assert_eq!(judge.kept(), 0, "step {step}");
+        }
     }
 
     /// A short run after one that has tried all candidates tries none again.

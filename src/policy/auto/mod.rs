@@ -1,8 +1,11 @@
 //! `auto`: prefetch only where it pays. All candidates, one of which predicts nothing, learn from
 //! the first token on; one of them predicts, and is kept while no other takes less time per token,
-//! computation of experts left out (`judge`). Candidates that are slow learn and predict beside the
-//! layer loop. The choice is kept in the profile (`persist`).
+//! computation of experts left out (`judge`). Another one may tell the eviction what it expects.
+//! After some hundred tokens those that are not used learn from a part of them (`attention`).
+//! Candidates that are slow learn and predict beside the layer loop. The choice is kept in the
+//! profile (`persist`).
 
+mod attention;
 mod judge;
 mod persist;
 
@@ -10,6 +13,7 @@ mod persist;
 mod tests;
 
 use super::{Event, Phase, Prediction, Predictor, Profile, Wants};
+use attention::Attention;
 use judge::Judge;
 use persist::Choice;
 
@@ -19,6 +23,17 @@ pub struct Candidate {
     pub name: &'static str,
     /// `None` predicts nothing.
     pub predictor: Option<Box<dyn Predictor>>,
+    /// It is tried without the estimator as well.
+    pub is_tried_alone: bool,
+}
+
+/// A way to run: the judge chooses one.
+struct Mode {
+    name: String,
+    /// The candidate that predicts.
+    candidate: usize,
+    /// The eviction hears the estimator, which then observes everything.
+    has_estimates: bool,
 }
 
 /// The place of a candidate's predictor.
@@ -39,31 +54,41 @@ impl Place {
 }
 
 pub struct Auto {
-    names: Vec<&'static str>,
+    modes: Vec<Mode>,
     places: Vec<Place>,
-    /// Tells the eviction what it expects, whichever candidate prefetches.
+    /// The candidate that tells the eviction what it expects, in modes with estimates.
     estimator: Option<usize>,
     judge: Judge,
+    attention: Attention,
 }
 
 impl Auto {
-    /// The first candidate is the one to beat.
-    pub fn new(candidates: Vec<Candidate>, profile: &Profile) -> Auto {
-        let names: Vec<&'static str> = candidates.iter().map(|c| c.name).collect();
+    /// The first candidate is the one to beat. `estimator`: the name of one that is not slow.
+    pub fn new(candidates: Vec<Candidate>, estimator: Option<&str>, profile: &Profile) -> Auto {
+        let estimator =
+            estimator.and_then(|name| candidates.iter().position(|known| known.name == name));
+        let modes: Vec<Mode> =
+            candidates.iter().enumerate().flat_map(|(i, known)| modes(i, known)).collect();
         let places =
             candidates.into_iter().map(|c| c.predictor.map_or(Place::Nowhere, Place::Here));
-        let judge = profile.get(SECTION).and_then(|bytes| restore(&names, bytes));
-        let judge = judge.unwrap_or_else(|| Judge::new(0, vec![None; names.len()]));
-        Auto { places: places.collect(), names, estimator: None, judge }
+        let restored = profile.get(SECTION).and_then(|bytes| restore(&modes, bytes));
+        let attention = restored.as_ref().map_or(Attention::default(), |_| Attention::again());
+        let judge = restored.unwrap_or_else(|| Judge::new(0, vec![None; modes.len()]));
+        Auto { places: places.collect(), modes, estimator, judge, attention }
     }
 
-    /// Makes a candidate, which is not slow, the one that the eviction hears in any case.
-    pub fn with_estimator(self, name: &str) -> Auto {
-        Auto { estimator: self.names.iter().position(|known| *known == name), ..self }
+    /// The candidate that predicts, and that whose estimates the eviction hears.
+    fn used(&self) -> [Option<usize>; 2] {
+        let mode = &self.modes[self.judge.active()];
+        [Some(mode.candidate), self.estimator.filter(|_| mode.has_estimates)]
     }
 
-    fn active(&self) -> &Place {
-        &self.places[self.judge.active()]
+    fn active(&self) -> usize {
+        self.modes[self.judge.active()].candidate
+    }
+
+    fn active_place(&self) -> &Place {
+        &self.places[self.active()]
     }
 
     fn here(&self) -> impl Iterator<Item = &dyn Predictor> {
@@ -71,21 +96,31 @@ impl Auto {
     }
 }
 
-/// Takes over the choice of an earlier run, by the candidates' names: those that are gone are
-/// forgotten, and new ones are tried in their turn. `None` if the bytes are damaged or the kept
-/// candidate is gone.
-fn restore(names: &[&str], bytes: &[u8]) -> Option<Judge> {
+fn modes(candidate: usize, known: &Candidate) -> impl Iterator<Item = Mode> {
+    let usual = Mode { name: known.name.into(), candidate, has_estimates: true };
+    let name = format!("{} without estimates", known.name);
+    let alone = known.is_tried_alone.then_some(Mode { name, candidate, has_estimates: false });
+    std::iter::once(usual).chain(alone)
+}
+
+/// Takes over the choice of an earlier run, by the modes' names: those that are gone are forgotten,
+/// and new ones are tried in their turn. `None` if the bytes are damaged or the kept mode is gone.
+fn restore(modes: &[Mode], bytes: &[u8]) -> Option<Judge> {
     let Choice { kept, candidates } = Choice::decode(bytes)?;
-    let known = |name: &str| candidates.iter().find(|(known, _)| *known == name.as_bytes());
-    let kept = names.iter().position(|name| name.as_bytes() == candidates[kept].0)?;
-    let ratios = names.iter().map(|name| known(name).and_then(|(_, ratio)| *ratio));
+    let known = |mode: &Mode| candidates.iter().find(|(known, _)| *known == mode.name.as_bytes());
+    let kept = modes.iter().position(|mode| mode.name.as_bytes() == candidates[kept].0)?;
+    let ratios = modes.iter().map(|mode| known(mode).and_then(|(_, ratio)| *ratio));
     Some(Judge::new(kept, ratios.collect()))
 }
 
 impl Predictor for Auto {
     fn observe(&mut self, event: &Event<'_>) {
-        for place in &mut self.places {
-            if let Place::Here(predictor) = place {
+        self.attention.observe(event);
+        let used = self.used();
+        for (i, place) in self.places.iter_mut().enumerate() {
+            if let Place::Here(predictor) = place
+                && (self.attention.is_general() || used.contains(&Some(i)))
+            {
                 predictor.observe(event);
             }
         }
@@ -96,7 +131,8 @@ impl Predictor for Auto {
     }
 
     fn predict(&mut self, out: &mut Vec<Prediction>) {
-        match &mut self.places[self.judge.active()] {
+        let active = self.active();
+        match &mut self.places[active] {
             Place::Here(predictor) => predictor.predict(out),
             Place::Nowhere | Place::Beside(_) => out.clear(),
         }
@@ -104,11 +140,11 @@ impl Predictor for Auto {
 
     /// The active candidate's: a look-ahead is paid for only while it is used.
     fn wants(&self) -> Wants {
-        self.active().here().map_or(Wants::default(), |predictor| predictor.wants())
+        self.active_place().here().map_or(Wants::default(), |predictor| predictor.wants())
     }
 
     fn predicts_prompts(&self) -> bool {
-        self.active().here().is_some_and(|predictor| predictor.predicts_prompts())
+        self.active_place().here().is_some_and(|predictor| predictor.predicts_prompts())
     }
 
     fn take_slow_parts(&mut self) -> Vec<Box<dyn Predictor>> {
@@ -123,35 +159,41 @@ impl Predictor for Auto {
         slow
     }
 
+    fn slow_parts_observe(&self) -> bool {
+        self.attention.is_general()
+    }
+
     fn deputy(&self) -> Option<usize> {
-        match self.active() {
+        match self.active_place() {
             Place::Beside(part) => Some(*part),
             Place::Nowhere | Place::Here(_) => None,
         }
     }
 
     fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
-        let estimator = self.estimator.filter(|estimator| *estimator != self.judge.active());
-        let places = [Some(self.active()), estimator.map(|estimator| &self.places[estimator])];
-        let predictors = places.into_iter().flatten().filter_map(Place::here);
-        predictors.for_each(|predictor| predictor.emit(listener));
+        let [active, estimator] = self.used();
+        let estimator = estimator.filter(|estimator| Some(*estimator) != active);
+        let used = active.into_iter().chain(estimator);
+        used.filter_map(|i| self.places[i].here()).for_each(|predictor| predictor.emit(listener));
     }
 
     fn save(&self, profile: &mut Profile) {
         self.here().for_each(|predictor| predictor.save(profile));
         let ratios = self.judge.ratios();
         if ratios.iter().any(Option::is_some) {
-            let candidates = self.names.iter().zip(ratios);
-            let candidates = candidates.map(|(name, ratio)| (name.as_bytes(), *ratio)).collect();
+            let candidates = self.modes.iter().zip(ratios);
+            let candidates =
+                candidates.map(|(mode, ratio)| (mode.name.as_bytes(), *ratio)).collect();
             profile.set(SECTION, Choice { kept: self.judge.kept(), candidates }.encode());
         }
     }
 
     fn verdict(&self) -> Option<String> {
-        let name = self.names[self.judge.kept()];
-        let others = self.names.iter().zip(self.judge.ratios());
-        let others: Vec<String> =
-            others.filter_map(|(name, ratio)| Some(format!("{name} {:.3}", (*ratio)?))).collect();
+        let name = &self.modes[self.judge.kept()].name;
+        let others = self.modes.iter().zip(self.judge.ratios());
+        let others: Vec<String> = others
+            .filter_map(|(mode, ratio)| Some(format!("{} {:.3}", mode.name, (*ratio)?)))
+            .collect();
         if others.is_empty() {
             return Some(format!("auto has not measured enough to choose yet; it uses {name}"));
         }

@@ -39,15 +39,21 @@ fn auto_of(candidates: &[usize], is_slow: bool, profile: &Profile) -> Auto {
         let is_slow = is_slow && number == NAMES.len() - 1;
         Box::new(Fake { number: number as u32, is_slow, n_events: 0 }) as Box<dyn Predictor>
     };
-    let candidate =
-        |i: &usize| Candidate { name: NAMES[*i], predictor: (*i > 0).then(|| fake(*i)) };
-    Auto::new(candidates.iter().map(candidate).collect(), profile)
+    let candidate = |i: &usize| {
+        let predictor = (*i > 0).then(|| fake(*i));
+        Candidate { name: NAMES[*i], predictor, is_tried_alone: false }
+    };
+    Auto::new(candidates.iter().map(candidate).collect(), None, profile)
+}
+
+fn name(auto: &Auto, mode: usize) -> &str {
+    &auto.modes[mode].name
 }
 
 /// Runs steps that cost what `cost` says of the active candidate.
 fn run(auto: &mut Auto, n_steps: u32, cost: impl Fn(&str) -> u64) {
     for _ in 0..n_steps {
-        let stall_ns = cost(auto.names[auto.judge.active()]);
+        let stall_ns = cost(name(auto, auto.judge.active()));
         let timing = Timing { wall_ns: stall_ns + 50, stall_ns, experts_ns: 40, head_ns: 10 };
         auto.observe(&Event::IterationEnd { request: 0, phase: Phase::Decode, timing });
     }
@@ -67,7 +73,7 @@ fn a_choice_goes_by_name() {
     // Another candidate has come in between, or one has gone: the same one is kept.
     for candidates in [&[0, 1, 2, 3][..], &[0, 3], &[3]] {
         let again = auto_of(candidates, false, &profile);
-        assert_eq!(again.names[again.judge.kept()], "three");
+        assert_eq!(name(&again, again.judge.kept()), "three");
         assert_eq!(again.judge.active(), again.judge.kept());
     }
     let verdict = auto_of(&[0, 1, 2, 3], false, &profile).verdict().unwrap();
@@ -75,7 +81,7 @@ fn a_choice_goes_by_name() {
     // The new one is tried in its turn, and kept if it is better.
     let mut more = auto_of(&[0, 1, 2, 3], false, &profile);
     run(&mut more, 3_000, |name| if name == "two" { 50 } else { 100 });
-    assert_eq!(more.names[more.judge.kept()], "two");
+    assert_eq!(name(&more, more.judge.kept()), "two");
     // The kept one has gone, or the bytes are damaged: as if there were no choice.
     let without = auto_of(&[0, 1], false, &profile);
     assert_eq!((without.judge.kept(), without.judge.ratios()), (0, &[None, None][..]));
@@ -133,22 +139,37 @@ fn all_candidates_learn_from_the_first_event() {
     assert!(auto.deputy().is_none() || auto.wants() == Wants::default());
 }
 
+/// The estimator's estimates come once, and not in a mode without them.
 #[test]
-fn the_eviction_always_hears_the_estimator_and_once() {
-    let mut auto = auto_of(&[0, 1, 2], false, &Profile::default()).with_estimator("one");
+fn the_eviction_hears_the_estimator_in_modes_with_estimates() {
+    let fake = |number: u32| Box::new(Fake { number, is_slow: false, n_events: 0 });
+    let candidate = |number: u32, is_tried_alone| Candidate {
+        name: NAMES[number as usize],
+        predictor: (number > 0).then(|| fake(number) as Box<dyn Predictor>),
+        is_tried_alone,
+    };
+    let candidates = vec![candidate(0, true), candidate(1, false), candidate(2, true)];
+    let mut auto = Auto::new(candidates, Some("one"), &Profile::default());
+    let expected = [
+        ("none", &[1][..]),
+        ("none without estimates", &[]),
+        ("one", &[1]),
+        ("two", &[2, 1]),
+        ("two without estimates", &[2]),
+    ];
     let mut seen = std::collections::BTreeSet::new();
-    for _ in 0..2_000 {
+    for _ in 0..4_000 {
         let mut told = Vec::new();
         auto.emit(&mut |event| match event {
             Event::Expected { layer, .. } => told.push(*layer),
             _ => panic!("{event:?}"),
         });
-        let expected = [&[1][..], &[1], &[2, 1]][auto.judge.active()];
-        assert_eq!(told, expected);
-        seen.insert(auto.judge.active());
+        let active = auto.judge.active();
+        assert_eq!((name(&auto, active), &told[..]), expected[active]);
+        seen.insert(active);
         run(&mut auto, 1, |_| 100);
     }
-    assert_eq!(seen.len(), 3);
+    assert_eq!(seen.len(), expected.len());
 }
 
 /// From an empty profile, as `--policy auto` builds it: those that must learn first are candidates
