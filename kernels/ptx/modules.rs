@@ -56,8 +56,8 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "9036388bc0ee4ca93c11228b747b406d164d5a5a8313cb11a9c870d5095b338a",
-        ptx: "def3482e190e7846620cb23a58bce537ef9477cccbce5f330bb527dde66573de",
+        digest: "a5bc27799cf8f4d840bf92687f0cef3286c7e8612790d399b34c53cfee59a4f7",
+        ptx: "32fbe8075ef50623d2b8f732d79fb03c407ab0f7ef92dde69f42af98cfbf9dda",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -70,7 +70,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "d21e3b68b9fd1db6724885cbf206cfb4b93c5a02a7a9d0c5637313c5138c8bd7",
+                sha256: "07dde30fce6e57698b6429448b8613da4b614d1134f87594ea3ee881b7925056",
                 lzma: include_bytes!("attention.sm_75.cubin.lzma"),
             },
         ],
@@ -78,8 +78,8 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "9036388bc0ee4ca93c11228b747b406d164d5a5a8313cb11a9c870d5095b338a",
-        ptx: "a927feec2305fcfd670eedd27fb2e33bb631aa2d0ba379ef84cbf8f4cb743964",
+        digest: "a5bc27799cf8f4d840bf92687f0cef3286c7e8612790d399b34c53cfee59a4f7",
+        ptx: "f7e4130957dd1a35d49a30022ed937f65e3a8e51a4db18e082b332eb91744168",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -92,27 +92,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "19d5a58786f7011825f72375e8351bf7c5df0560771582549cd34b38bb0c6816",
+                sha256: "322a2f4eccc09afc96debf0d46640694f5801bbd0d10853b39ba8bf0c6c7c1f7",
                 lzma: include_bytes!("attention.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "560b4f69050f3685477253539a552403fbf18e2de35853bfc6a8ed206258e963",
+                sha256: "494f47ac51eb74a15db602928f43daaa2da0f49324af3c4ff34402d370fec2e8",
                 lzma: include_bytes!("attention.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "2e96c37376a51675c2bc7097f8cb88450de5ae32822475c1fd82bdf91fa5e8dd",
+                sha256: "f3f7b0b241d08eda72d7ebb12ad1d82dff74c1509d4233d74042820e7ce4b25e",
                 lzma: include_bytes!("attention.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "aaf72f456214829e95aa4678cd15703a80c5863fd07e2ec8e2247fa1d5b6192b",
+                sha256: "b859eb92d5e49190ed3a167d5afa5ccb71f3758b10a448b3db6e3fdc0d926a68",
                 lzma: include_bytes!("attention.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "40f0232141d5cd2415e5e34818dcabea2fb10877a4a4f1da9b443f5ebf56768f",
+                sha256: "0176fec2fc372f7b942fdb4bb531cf8edb3131dba39294c20cf6c249c9074f3c",
                 lzma: include_bytes!("attention.sm_120.cubin.lzma"),
             },
         ],
@@ -162,7 +162,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
+        digest: "f801219ebe29538984d11a8193a534fdfe34d3494ba254b9207d885539cf89c4",
         ptx: "7c77c146ea46385e836ff6876c61cef100b04f057914e0e5cc95f28721d88d19",
         kernels: &[
             "attention_prompt_64",
@@ -181,7 +181,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "f1cf8216ae0eb63c5626c673f544d098b336c530c03e30e54e4940d1ac79e114",
+        digest: "f801219ebe29538984d11a8193a534fdfe34d3494ba254b9207d885539cf89c4",
         ptx: "ac7c00c9543b284793d0c16e4d869b955d5d7cda1a88d4830a801ed4cb64af41",
         kernels: &[
             "attention_prompt_64",
@@ -218,10 +218,53 @@
         ],
     },
     Module {
+        source: "block_keys",
+        compute: 75,
+        digest: "b56544ca049880329912bbe059bc0d756af2e5a1aa58e2fceda0646b2ad0b291",
+        ptx: "70ffee57b4007ce27a1406fd1ce321e521b6c204002647be69b0c922cb4f193e",
+        kernels: &[
+            "pool_keys",
+            "mean_keys",
+        ],
+        lzma: include_bytes!("block_keys.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "231c3021e856cbda447e34f8b8a71707ca626afb6ec27d6897004f5f41a200d6",
+                lzma: include_bytes!("block_keys.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "24d94f9d8c69026a921cf49d804c62569a17568632b36d75f0fcaefabe8f919a",
+                lzma: include_bytes!("block_keys.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "3416cb4b227175066ef41a179eda36fb93af814f2e3412416fc03e8a5922530a",
+                lzma: include_bytes!("block_keys.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "ad242a25b4f565f396770a363243297ac192e8c817f13a3edabea36409fdffe8",
+                lzma: include_bytes!("block_keys.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "f46ab2452b5572f4ff0413b49bb134eacada396b7810c839876d3bb6c8bc73c8",
+                lzma: include_bytes!("block_keys.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "dee1cc08af73cf99bb65b3b82c68f23c87dffb4d4dbfecb25f91a9e60a7d4b33",
+                lzma: include_bytes!("block_keys.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
         source: "cache",
         compute: 75,
-        digest: "bb701924524cef251011fb3f7423825409660a9772d78b4392a8ac3299b21b9c",
-        ptx: "c90762f2b821e74e7d172791fa292465b505d6e633bcc77c1e4ea466fd9e57e1",
+        digest: "d38acf4b2ac03eb83e50a548acec4f86495794e026446837c0db57042a97ce72",
+        ptx: "9e741ba66bc9cbe15d08d937424b41e81998893244018e9214d32670b43b6ae5",
         kernels: &[
             "cache_store_f32",
             "cache_store_f16",
@@ -233,32 +276,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "1b9a7f151b0310ebab4e4d6c680c912465de5d8096d4fa69f256451d4c9f40b9",
+                sha256: "dd10208972c764991db90f37ea09afe9ab49ba2cb2bf5b49eaf7e43fed7dc1b2",
                 lzma: include_bytes!("cache.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "6cc0bd23254e1e9058912df6d199bed952a11c9af760b1f0c4380cc153dfa400",
+                sha256: "e86d830f827d110aebdbc98f8d1e2aa38db7efbdd70324107e3f1c6e8800c30f",
                 lzma: include_bytes!("cache.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "0e5f9228f73c06750d07a1a58fe12c37dfe75a609a16164c495331aa91b9da4e",
+                sha256: "75f01b112772aba5bf25470d8f8f47d84e52e0690f549990cb1c5e65447a8846",
                 lzma: include_bytes!("cache.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "879bb287460ca4e050402551727c0682923994aa46c4dbf03c9af96e5f6b94c1",
+                sha256: "b94771f0c2f77f2879a1743a47d7e9603efbc1c296b9d4223902dabdaedf116f",
                 lzma: include_bytes!("cache.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "95cc79170831b3e4da4d102a15833160a99d0d898c031ae8493e50ff8243f57b",
+                sha256: "845a1c290eee94690e2e49fda95f0a307ed9bf89fdcc7c042013628e54dbad00",
                 lzma: include_bytes!("cache.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "3c3a15e20f0f87dde1d88dba83036061ab3ea151322a9334d7784798eb58738a",
+                sha256: "220e8d373b4dbaaade84c990f4c07fa1f46568993078ebd040faa22ac69584ef",
                 lzma: include_bytes!("cache.sm_120.cubin.lzma"),
             },
         ],
@@ -624,6 +667,51 @@
                 compute: 120,
                 sha256: "5497ec1294be2e2976241e50602276fe8bb2976da773d0d310a17ce6149915ac",
                 lzma: include_bytes!("heads.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "index",
+        compute: 75,
+        digest: "3834f3d8cb700f61dc7eebecf5729ba9e34048262c0a16e04b929314eecb95d0",
+        ptx: "82403657d232e1159186a6c46efcbb61652c1f4495e5ceb133c8ab695c47edb2",
+        kernels: &[
+            "index_scores",
+            "block_scores",
+            "index_choose",
+            "gather_rows",
+        ],
+        lzma: include_bytes!("index.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "a60fc5a96e82fea43e1f76fc2795f7b875cb7109810e935a0a99dec03a2980cf",
+                lzma: include_bytes!("index.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "aec8580e7f16ae559444e8559b3dc7f7de64744d127919ad2904d9f0907e807f",
+                lzma: include_bytes!("index.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "720e56306fe1342f7f19844c64c8cc048c16b61cefdf2e63d7fe2d6d3475989c",
+                lzma: include_bytes!("index.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "72e0d5ccfb8348074bdf53ff91202e285fa710abb0a24c868cc69da17d314cc5",
+                lzma: include_bytes!("index.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "664ec5ca5e9f731b46f4e0acf4f2265f804df4f65a11143c645af3ac98384354",
+                lzma: include_bytes!("index.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "bcd8096e9bd2e3799d4d756b1a30badaaff761249efc099e443dfecdf0a343c4",
+                lzma: include_bytes!("index.sm_120.cubin.lzma"),
             },
         ],
     },

@@ -308,6 +308,10 @@ pub const VARIABLES: &[(&str, &str)] = &[
         "0: GPUs never wait for the CPU in a layer, 1: always [default: unless a profiler is \
          attached, or on WSL]",
     ),
+    (
+        "MOEBA_GPU_PIN",
+        "0: experts in RAM are not pinned where they are, and go to GPUs through buffers",
+    ),
     ("MOEBA_NOW", "date that chat templates see, as YYYY-MM-DD [default: today]"),
     ("HF_TOKEN", "token for private repositories"),
     ("HF_HUB_CACHE, HF_HOME", "where downloaded models are kept"),

@@ -29,7 +29,7 @@ pub use layout::sizing::{LayerNeeds, Needs};
 pub use policy_driver::PredictedLayers;
 pub use resident::Resident;
 pub use runtime::{PolicyClient, TierRuntime};
-pub use store::{ExpertStore, ReadyGranule};
+pub use store::{ExpertStore, HostMemory, ReadyGranule};
 pub use tier::state::State;
 pub use tier::{
     ClassPlan, ExpertStatus, LayerPlan, Layout, LinkRate, Presence, Progress, TierPlan,

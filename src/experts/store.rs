@@ -2,6 +2,7 @@
 //! `next_ready` hands out, `release` them.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{Access, Acquisition, ExpertStatus, Geometry, LayerPart, UpperResidency};
@@ -26,6 +27,14 @@ pub struct ReadyGranule<'a> {
     pub gate_stride: usize,
     pub up_stride: usize,
     pub down_stride: usize,
+}
+
+/// Slots one behind the other, in memory that granules move to and from.
+#[derive(Clone, Copy, Debug)]
+pub struct HostMemory {
+    pub start: NonNull<u8>,
+    pub bytes: usize,
+    pub slot_bytes: usize,
 }
 
 /// Experts in host memory: in place in the mapped file (`Resident`) or streamed from disk
@@ -80,6 +89,12 @@ pub trait ExpertStore: Send + Sync {
     /// Whether all granules of an expert are in memory.
     fn is_whole(&self, _expert: Expert) -> bool {
         true
+    }
+
+    /// The memory that granules of some layers lie in, for as long as the store exists; empty where
+    /// it is not the store's own.
+    fn memory(&self) -> Vec<HostMemory> {
+        Vec::new()
     }
 
     /// The record in which a tier above reports which experts it holds whole; `None` if nothing

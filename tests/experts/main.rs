@@ -23,3 +23,6 @@ mod streamed;
 
 // The VRAM tier on the emulated device: its slots hold the bytes of the file.
 mod vram;
+
+// The file of the VRAM tier's tests.
+mod vram_file;

@@ -2,8 +2,6 @@
 //! what is at the addresses that are given out are the file's bytes for as long as they are
 //! relied on.
 
-use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -12,75 +10,25 @@ use moeba::backend::gpu::emulated::{Config, Faults};
 use moeba::backend::gpu::{Device, DeviceSlice, Emulated, Stream};
 use moeba::experts::disk::IoKind;
 use moeba::experts::vram::{
-    Dealt, Fence, GranuleLayout, Own, Owners, SlotTable, VramOptions, VramTier, VramTiers,
+    Dealt, Fence, GranuleLayout, Own, Owners, PinnedTier, SlotTable, VramOptions, VramTier,
+    VramTiers,
 };
 use moeba::experts::{
     Access, Acquisition, ExpertPlace, ExpertStatus, ExpertStore, ExpertTensors, Geometry,
-    Hierarchy, LayerExperts, LayerPart, Part, PlacedExpert, PolicyClient, RamTier, ReadyGranule,
+    Hierarchy, LayerExperts, LayerPart, PlacedExpert, PolicyClient, RamTier, ReadyGranule,
     Resident, StreamOptions, needs,
 };
-use moeba::gguf::{Gguf, TensorType, Writer};
+use moeba::gguf::Gguf;
 use moeba::policy::{Event, Profile, Routed, Wants};
 use moeba::{Error, Result};
 use proptest::prelude::*;
 
-const N_EMBD: usize = 64;
-const N_EXPERTS: usize = 6;
-/// Experts a token.
-const K: usize = 2;
-/// Layers with experts; the first has none.
-const MOE_LAYERS: Range<usize> = 1..4;
-
-// ---- a file ----
-
-/// (intermediate rows, rows a granule, block bytes, whether there is a gate) of layers with
-/// experts: the last granule is shorter than the others; one size class holds two layers.
-const SHAPES: [(usize, usize, usize, bool); 3] =
-    [(160, 64, 34, true), (96, 32, 18, false), (160, 64, 34, true)];
-
-fn byte(seed: u64) -> u8 {
-    (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as u8
-}
+use crate::vram_file::{K, MOE_LAYERS, N_EXPERTS, SHAPES, parts, write};
 
 struct Model {
     _dir: tempfile::TempDir,
     file: Arc<Gguf>,
     layers: Vec<Option<LayerExperts>>,
-}
-
-fn parts((n_ff, _, block_bytes, gated): (usize, usize, usize, bool)) -> [Part; 3] {
-    let part = |rows: usize, cols: usize| {
-        let row_bytes = cols / 32 * block_bytes;
-        Part { rows, row_bytes, block_len: 32, block_bytes }
-    };
-    let up = part(n_ff, N_EMBD);
-    [if gated { up } else { Part::absent(n_ff) }, up, part(N_EMBD, n_ff)]
-}
-
-fn write(path: &Path) {
-    let mut out = Writer::create(path, None).unwrap();
-    let each = |write: &mut dyn FnMut(String, [u64; 3], TensorType)| {
-        for (layer, shape) in MOE_LAYERS.zip(SHAPES) {
-            let (n_embd, n_ff, n) = (N_EMBD as u64, shape.0 as u64, N_EXPERTS as u64);
-            let ty = if shape.2 == 34 { TensorType::Q8_0 } else { TensorType::Q4_0 };
-            if shape.3 {
-                write(format!("{layer}.gate"), [n_embd, n_ff, n], ty);
-            }
-            write(format!("{layer}.up"), [n_embd, n_ff, n], ty);
-            write(format!("{layer}.down"), [n_ff, n_embd, n], ty);
-        }
-    };
-    each(&mut |name, dims, ty| {
-        out.declare(&name, &dims, ty).unwrap();
-    });
-    let mut seed = 0;
-    each(&mut |name, dims, ty| {
-        let n = dims.iter().product::<u64>() / 32 * ty.block_bytes() as u64;
-        seed += 1 << 32;
-        let bytes: Vec<u8> = (seed..seed + n).map(byte).collect();
-        out.write_tensor(&name, &bytes).unwrap();
-    });
-    out.finish().unwrap();
 }
 
 impl Model {
@@ -154,17 +102,30 @@ impl Model {
         share: f64,
         policy: &str,
     ) -> Result<VramTier> {
-        let options = VramOptions::new(self.budget(share), policy.parse().unwrap(), K);
+        let options = VramOptions {
+            source: pinned(gpu, &source),
+            ..VramOptions::new(self.budget(share), policy.parse().unwrap(), K)
+        };
         VramTier::new(gpu, &self.layers, source, &options)
     }
 
     /// A tier that holds what was asked for and nothing else.
     fn lockstep(&self, gpu: &Device, source: Arc<dyn ExpertStore>, share: f64) -> VramTier {
         let policy = "on-demand".parse().unwrap();
-        let options =
-            VramOptions { lockstep: true, ..VramOptions::new(self.budget(share), policy, K) };
+        let options = VramOptions {
+            lockstep: true,
+            source: pinned(gpu, &source),
+            ..VramOptions::new(self.budget(share), policy, K)
+        };
         VramTier::new(gpu, &self.layers, source, &options).unwrap()
     }
+}
+
+/// The memory of the tier below, as much of it as the device pins.
+fn pinned(gpu: &Device, source: &Arc<dyn ExpertStore>) -> Option<Arc<PinnedTier>> {
+    let mut pinned = PinnedTier::start(gpu, source)?;
+    pinned.wait();
+    Some(Arc::new(pinned))
 }
 
 fn gpu(seed: u64, faults: Faults) -> Device {
@@ -596,6 +557,31 @@ fn predictions_are_pinned_with_their_layer() {
     let second = counters();
     assert_eq!((first.hits_whole, first.misses), (second.hits_whole, second.misses));
     assert_eq!(first.prefetch_used_bytes, second.prefetch_used_bytes);
+}
+
+/// Granules of a tier that reads a file go up from its slots, where those could be pinned; what
+/// lies in the mapped file does not.
+#[test]
+fn granules_go_up_from_where_they_are() {
+    let model = Model::new();
+    let bytes = |register_from, source: Arc<dyn ExpertStore>| {
+        let gpu = gpu(3, Faults { register_from, ..Faults::default() });
+        let vram = model.vram(&gpu, source, 1.0, "on-demand").unwrap();
+        let mut compute = Compute::new(&model, &gpu);
+        for layer in MOE_LAYERS {
+            demand(&vram, &mut compute, layer, &ALL, Access::Decode, true).unwrap();
+        }
+        compute.check();
+        let counters = vram.counters();
+        (vram.in_place_bytes(), counters.read_bytes)
+    };
+    let (in_place, all) = bytes(None, model.streamed(1.0));
+    assert!(all > 0 && in_place == all, "{in_place} of {all}");
+    // The first of two size classes alone.
+    let (in_place, all) = bytes(Some(1), model.streamed(1.0));
+    assert!(0 < in_place && in_place < all, "{in_place} of {all}");
+    assert_eq!(bytes(Some(0), model.streamed(1.0)).0, 0);
+    assert_eq!(bytes(None, model.resident()).0, 0);
 }
 
 // ---- several at once ----

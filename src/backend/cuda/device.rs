@@ -228,6 +228,25 @@ impl Gpu for Cuda {
         }
     }
 
+    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.enter()?;
+        let at = start.as_ptr();
+        // SAFETY: the bytes exist by the caller's promise.
+        let done = unsafe { sys::cuMemHostRegister_v2(at.cast(), bytes, PORTABLE) }.result();
+        let what = format!("pinning {bytes} bytes of the host's memory in place");
+        done.map_err(|e| self.failed(&what, e))?;
+        self.live.add(Kind::Registered, at as usize as u64);
+        Ok(())
+    }
+
+    fn unregister(&self, start: NonNull<u8>) {
+        self.live.remove(Kind::Registered, start.as_ptr() as usize as u64);
+        if self.synchronize().is_ok() {
+            // SAFETY: from `register`, and not let go of until now. A failure leaves it pinned.
+            let _ = unsafe { sys::cuMemHostUnregister(start.as_ptr().cast()) };
+        }
+    }
+
     fn create_stream(&self, urgent: bool) -> Result<StreamId> {
         self.enter()?;
         let kind = result::stream::StreamKind::NonBlocking;

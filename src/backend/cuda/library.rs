@@ -131,6 +131,7 @@ pub struct Live(RwLock<HashSet<(Kind, u64)>>);
 pub enum Kind {
     Memory,
     Pinned,
+    Registered,
     Stream,
     Event,
     Graph,

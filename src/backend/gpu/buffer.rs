@@ -213,3 +213,35 @@ impl Drop for Pinned {
         self.gpu.free_pinned(self.start);
     }
 }
+
+/// Host memory that someone else owns, pinned where it is: every device copies from it directly.
+/// Dropping it waits for the devices.
+pub struct Registered {
+    gpu: Device,
+    start: NonNull<u8>,
+}
+
+// SAFETY: it touches no byte of the memory.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    /// Begins and ends at pages.
+    ///
+    /// # Safety
+    /// The bytes exist for as long as the result.
+    pub unsafe fn new(gpu: &Device, start: NonNull<u8>, bytes: usize) -> Result<Registered> {
+        let _changing = gpu.host_waits().change_memory();
+        // SAFETY: the caller's promise; they are let go of when this is dropped.
+        unsafe { gpu.register(start, bytes)? };
+        Ok(Registered { gpu: gpu.clone(), start })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let _changing = self.gpu.host_waits().change_memory();
+        self.gpu.unregister(self.start);
+    }
+}

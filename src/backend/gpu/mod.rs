@@ -36,7 +36,7 @@ pub mod slots;
 mod stream;
 pub mod streams;
 
-pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, no_room};
+pub use buffer::{DeviceBuffer, DeviceSlice, Pinned, Registered, no_room};
 #[cfg(feature = "emulated")]
 pub use emulated::Emulated;
 pub use params::{DevicePtr, Field, Kernel, KernelParams, Layout, u32_of};
@@ -258,6 +258,14 @@ pub trait Gpu: Send + Sync {
     fn alloc_pinned(&self, bytes: usize, kind: PinnedKind) -> Result<NonNull<u8>>;
     /// Waits for the device and frees memory of `alloc_pinned`.
     fn free_pinned(&self, start: NonNull<u8>);
+    /// Pins host memory where it is, for copies of all devices of the driver. Begins and ends at
+    /// pages.
+    ///
+    /// # Safety
+    /// The bytes exist until `unregister`.
+    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<()>;
+    /// Waits for all devices and lets go of memory of `register`.
+    fn unregister(&self, start: NonNull<u8>);
 
     /// Streams with `urgent` have priority over the others.
     fn create_stream(&self, urgent: bool) -> Result<StreamId>;

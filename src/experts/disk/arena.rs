@@ -1,8 +1,10 @@
 //! The slots of one size class, spread over nodes of memory by their numbers.
 
+use crate::experts::HostMemory;
 use crate::experts::memory::Region;
 use crate::experts::numa::Node;
 use std::io;
+use std::ptr::NonNull;
 
 /// Slots in one region for each node, or in a single one.
 #[derive(Debug)]
@@ -25,6 +27,15 @@ impl Arena {
 
     pub fn regions(&self) -> impl Iterator<Item = &Region> {
         self.parts.iter()
+    }
+
+    /// The same as memory that a device can copy from.
+    pub fn memory(&self) -> impl Iterator<Item = HostMemory> {
+        let slot_bytes = self.slot_bytes;
+        self.parts.iter().filter(|part| !part.is_empty()).map(move |part| {
+            let start = NonNull::new(part.ptr()).expect("a mapped region");
+            HostMemory { start, bytes: part.len(), slot_bytes }
+        })
     }
 
     /// The number of a slot's node.

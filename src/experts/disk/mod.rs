@@ -29,7 +29,7 @@ use super::numa::Node;
 use super::peers::Peers;
 use super::runtime::{RuntimeOptions, TierRuntime};
 use super::tier::{Layout, TierPlan, UpperResidency};
-use super::{ExpertStatus, ExpertStore, Geometry, ReadyGranule};
+use super::{ExpertStatus, ExpertStore, Geometry, HostMemory, ReadyGranule};
 use crate::gguf::Gguf;
 use crate::policy::Expert;
 use crate::policy::{PolicySpec, Profile};
@@ -166,6 +166,10 @@ impl ExpertStore for RamTier {
 
     fn is_whole(&self, expert: Expert) -> bool {
         self.tier().is_whole(expert)
+    }
+
+    fn memory(&self) -> Vec<HostMemory> {
+        self.mover.core.memory.slots()
     }
 
     fn upper_residency(&self) -> Option<Arc<UpperResidency>> {

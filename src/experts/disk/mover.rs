@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::link::{self, Link, Read, ReadSource};
 use super::{Files, StreamOptions, arena::Arena};
 use crate::Result;
+use crate::experts::HostMemory;
 use crate::experts::layout::piece::{Dest, Piece};
 use crate::experts::layout::place::{LayerExperts, SlotLayout};
 use crate::experts::memory::Region;
@@ -65,6 +66,11 @@ impl Memory {
         let arenas = plan.classes.iter().map(arena).collect::<io::Result<_>>()?;
         let staging = Region::new(plan.n_staging * plan.staging_bytes)?;
         Ok(Memory { arenas, staging, nodes })
+    }
+
+    /// All slots.
+    pub fn slots(&self) -> Vec<HostMemory> {
+        self.arenas.iter().flat_map(Arena::memory).collect()
     }
 }
 

@@ -82,6 +82,12 @@ impl<'a> Part<'a> {
         self.at..self.at + self.n_rows * self.width
     }
 
+    /// Its bytes where they are, if its rows lie back to back there.
+    pub fn in_place(&self) -> Option<&'a [u8]> {
+        (self.width == self.stride || self.n_rows <= 1)
+            .then(|| &self.bytes[..self.n_rows * self.width])
+    }
+
     /// Copies its rows back to back, in ascending order and without reading what was there: `to`
     /// may be write-combined memory.
     pub fn pack(&self, to: &mut [u8]) {

@@ -1,20 +1,26 @@
-//! The RAM→VRAM link: threads with a stream each. A thread takes a granule of a load, packs its
-//! three parts one after the other into a pinned buffer that is laid out as the slot, and queues
-//! the copy of each part as soon as it is packed: one part is on the bus while the next is packed,
-//! and one granule while the next is. Packing is the slower half on most machines (a core copies
-//! some 10 GB/s), so a second thread helps more than a second copy engine.
+//! The RAM→VRAM link: threads with a stream each. A thread takes a granule of a load and queues the
+//! copies of its three parts: out of the memory of the tier below where that is pinned
+//! (`pinned_tier`); else it packs one part after the other into a pinned buffer that is laid out as
+//! the slot, and queues the copy of each as soon as it is packed: one part is on the bus while the
+//! next is packed, and one granule while the next is. Packing is the slower half on most machines
+//! (a core copies some 10 GB/s), so a second thread helps more than a second copy engine.
 //!
 //! Ordering. A slot is written only after its last use (`Fences`). A granule is resident, by
 //! `end_read`, only when the thread has waited for the event behind its copies: operations queued
-//! on any stream after that see the bytes. A buffer is packed again after the same event.
+//! on any stream after that see the bytes. A buffer is packed again, and an expert of the tier
+//! below given back, after the same event.
+//!
+//! A thread waits for the tier below only when none of its own copies holds room there; the copies
+//! themselves end without the host, as fences do.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::feed::Feed;
+use super::feed::{Feed, Hold};
 use super::layout::Part;
 use super::mover::Core;
 use super::staging::Staging;
@@ -27,11 +33,20 @@ use crate::{Error, Result};
 /// that neither waits for the other.
 const RING: usize = 3;
 
-/// A granule on its way in the buffer of its number.
+/// A granule on its way.
 struct Flight {
     number: u32,
+    /// That of the event behind it, and of the buffer that it is in if it was packed.
     buffer: usize,
     n_bytes: u64,
+    /// It is copied from where it is.
+    hold: Option<Hold>,
+}
+
+/// Copies of a granule that have been queued.
+struct Sent {
+    n_bytes: u64,
+    hold: Option<Hold>,
 }
 
 /// Why a granule does not come.
@@ -96,8 +111,8 @@ impl Worker {
             Err(Failure::Device(Error::Device(why.into())))
         });
         match sent {
-            Ok(n_bytes) => {
-                self.flights.push_back(Flight { number, buffer, n_bytes });
+            Ok(Sent { n_bytes, hold }) => {
+                self.flights.push_back(Flight { number, buffer, n_bytes, hold });
                 self.next_buffer = (buffer + 1) % RING;
             }
             Err(failure) => {
@@ -110,32 +125,42 @@ impl Worker {
         self.land_what_is_done();
     }
 
-    /// Queues the copies of a granule; answers how many bytes they are.
-    fn send(&mut self, ticket: &Ticket, buffer: usize) -> std::result::Result<u64, Failure> {
-        let Worker { core, feed, stream, staging, copied, .. } = self;
+    /// Queues the copies of a granule.
+    fn send(&mut self, ticket: &Ticket, buffer: usize) -> std::result::Result<Sent, Failure> {
         // It is unknown which copies of a lost device still use the buffers.
-        if let Some(why) = core.lost.get() {
+        if let Some(why) = self.core.lost.get() {
             return Err(Failure::Device(Error::Device(why.clone())));
         }
         let Dest::Slot { granule, .. } = ticket.piece.to else {
             unreachable!("a granule goes to one slot")
         };
         let keep = ticket.access == Access::Decode;
-        let ready = feed.granule(ticket.expert, granule, keep).map_err(Failure::Source)?;
+        if !self.feed.open(ticket.expert, granule, keep) {
+            self.land_what_is_held();
+        }
+        let Worker { core, feed, stream, staging, copied, .. } = self;
+        let ready = feed.granule(granule).map_err(Failure::Source)?;
         let slot = ticket.slots[granule - ticket.first_granule];
         core.fences.wait(stream, ticket.class, slot).map_err(Failure::Device)?;
         let layer = core.layers[ticket.expert.layer as usize].as_ref().expect("its experts move");
         let parts = Part::of(&layer.experts, &layer.layout, &ready);
+        let in_place = core.in_place(&parts);
         let n_bytes = parts.iter().map(|part| part.range().len() as u64).sum();
         core.timer.start(n_bytes, Instant::now());
         let mut queue = || -> Result<()> {
-            for part in parts.iter().filter(|part| !part.range().is_empty()) {
-                // SAFETY: the last copy out of this buffer has been waited for.
-                let bytes = unsafe { staging.bytes(buffer, part.range()) };
-                part.pack(bytes);
+            for (i, part) in parts.iter().enumerate().filter(|(_, part)| !part.range().is_empty()) {
+                let bytes = match &in_place {
+                    Some(bytes) => bytes[i],
+                    None => {
+                        // SAFETY: the last copy out of this buffer has been waited for.
+                        let bytes = unsafe { staging.bytes(buffer, part.range()) };
+                        part.pack(bytes);
+                        bytes
+                    }
+                };
                 let to = core.slot(ticket.class, slot).slice(part.range());
-                // SAFETY: the buffer is packed again, and the staging memory ends, after this copy
-                // has been waited for.
+                // SAFETY: this copy has been waited for when the buffer is packed again or the
+                // staging memory ends, and when the expert below is let go of.
                 unsafe { stream.upload(to, bytes)? };
             }
             stream.record(&copied[buffer])
@@ -144,17 +169,29 @@ impl Worker {
             core.timer.end(n_bytes, false, Instant::now());
             Failure::Device(error)
         })?;
-        Ok(n_bytes)
+        let hold = in_place.is_some().then(|| feed.hold());
+        if hold.is_some() {
+            core.in_place_bytes.fetch_add(n_bytes, Ordering::Relaxed);
+        }
+        Ok(Sent { n_bytes, hold })
     }
 
     /// Waits for the oldest granule.
     fn land(&mut self) {
-        let Flight { number, buffer, n_bytes } = self.flights.pop_front().expect("a flight");
+        let Flight { number, buffer, n_bytes, hold } = self.flights.pop_front().expect("a flight");
         let done = self.copied[buffer].synchronize();
+        hold.into_iter().for_each(|hold| self.feed.let_go(hold));
         self.core.timer.end(n_bytes, done.is_ok(), Instant::now());
         match done {
             Ok(()) => self.core.tier.end_read(number, Ok(())),
             Err(error) => self.fail(number, Failure::Device(error)),
+        }
+    }
+
+    /// Waits until no copy holds room of the tier below.
+    fn land_what_is_held(&mut self) {
+        while self.flights.iter().any(|flight| flight.hold.is_some()) {
+            self.land();
         }
     }
 

@@ -19,6 +19,7 @@ mod layout;
 mod link;
 mod mover;
 mod owners;
+mod pinned_tier;
 mod slot_table;
 mod staging;
 mod tiers;
@@ -28,10 +29,12 @@ pub use fence::Fence;
 pub use layout::{GranuleLayout, Part, needs as slots};
 pub use mover::PcieMover;
 pub use owners::{Dealt, Own, Owners};
+pub use pinned_tier::PinnedTier;
 pub use slot_table::SlotTable;
 pub use tiers::VramTiers;
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -68,6 +71,8 @@ pub struct VramOptions {
     pub n_streams: usize,
     /// The kind of the buffers that granules go through.
     pub pinned: PinnedKind,
+    /// The tier below, where granules are copied from it directly.
+    pub source: Option<Arc<PinnedTier>>,
 }
 
 impl VramOptions {
@@ -81,6 +86,7 @@ impl VramOptions {
             lockstep: false,
             n_streams: 2,
             pinned: PinnedKind::WriteCombined,
+            source: None,
         }
     }
 }
@@ -163,6 +169,8 @@ impl VramTier {
                 timer: LinkTimer::new(),
                 own: options.own.clone(),
                 source,
+                pinned: options.source.clone(),
+                in_place_bytes: AtomicU64::new(0),
                 lost: OnceLock::new(),
             };
             PcieMover::open(core, gpu, options)
@@ -171,6 +179,11 @@ impl VramTier {
 
     fn core(&self) -> &Core {
         &self.mover.core
+    }
+
+    /// Bytes that were copied out of the tier below without being packed.
+    pub fn in_place_bytes(&self) -> u64 {
+        self.core().in_place_bytes.load(Ordering::Relaxed)
     }
 
     pub fn layout(&self, layer: usize) -> GranuleLayout {

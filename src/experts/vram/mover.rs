@@ -1,13 +1,15 @@
 //! Moves granules from RAM to VRAM.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::VramOptions;
 use super::fence::Fences;
-use super::layout::GranuleLayout;
+use super::layout::{GranuleLayout, Part};
 use super::link::Link;
 use super::owners::Own;
+use super::pinned_tier::PinnedTier;
 use super::slot_table::SlotTable;
 use super::timer::LinkTimer;
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice};
@@ -70,6 +72,10 @@ pub struct Core {
     pub own: Option<Own>,
     /// The tier below.
     pub source: Arc<dyn ExpertStore>,
+    /// The tier below, pinned where it is.
+    pub pinned: Option<Arc<PinnedTier>>,
+    /// Bytes that were copied from where they are.
+    pub in_place_bytes: AtomicU64,
     /// Why the device was given up, once it has failed.
     pub lost: OnceLock<String>,
 }
@@ -79,6 +85,14 @@ impl Core {
         let bytes = self.plan.classes[class].slot_bytes;
         let at = slot as usize * bytes;
         self.arenas[class].slice(at..at + bytes)
+    }
+
+    /// The bytes of a granule's parts where they are, if a device can copy all of them from there.
+    pub fn in_place<'a>(&self, parts: &[Part<'a>; 3]) -> Option<[&'a [u8]; 3]> {
+        let pinned = self.pinned.as_ref()?;
+        let [gate, up, down] = parts.each_ref().map(Part::in_place);
+        let bytes = [gate?, up?, down?];
+        bytes.iter().all(|bytes| bytes.is_empty() || pinned.has(bytes)).then_some(bytes)
     }
 }
 

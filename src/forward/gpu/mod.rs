@@ -51,7 +51,7 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
 use crate::experts::LayerExperts;
-use crate::experts::vram::{Dealt, Own, Owners, VramOptions, VramTier, VramTiers};
+use crate::experts::vram::{Dealt, Own, Owners, PinnedTier, VramOptions, VramTier, VramTiers};
 use crate::forward::gpu::cache::CacheCopies;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::{DenseOptions, DeviceModel};
@@ -176,8 +176,19 @@ impl Model {
         if budgets.iter().all(|budget| *budget == 0) || layers.iter().all(Option::is_none) {
             return Ok(None);
         }
+        let pinned = PinnedTier::start(&gpus[0], self.hierarchy.host()).map(Arc::new);
+        let vram = |gpu: &Device, layers: &[Option<LayerExperts>], budget, own| {
+            let options = VramOptions {
+                profile: options.profile.clone(),
+                lockstep: options.lockstep,
+                source: pinned.clone(),
+                own,
+                ..VramOptions::new(budget, options.policy, self.hyper.routing.k.max(1))
+            };
+            VramTier::new(gpu, layers, self.hierarchy.host().clone(), &options)
+        };
         if let [budget] = budgets[..] {
-            let vram = self.new_vram(&gpus[0], &layers, options, budget, None)?;
+            let vram = vram(&gpus[0], &layers, budget, None)?;
             return Ok(Some(Arc::new(VramTiers::one(vram))));
         }
         let dealt = |l: &LayerExperts| {
@@ -195,29 +206,11 @@ impl Model {
             if layers.iter().all(Option::is_none) {
                 return Ok(None);
             }
-            let vram = self.new_vram(gpu, &layers, options, budgets[device], Some(own.clone()))?;
+            let vram = vram(gpu, &layers, budgets[device], Some(own.clone()))?;
             Ok(Some(Arc::new(vram)))
         };
         let of_device = gpus.iter().enumerate().map(tier).collect::<Result<_>>()?;
         Ok(Some(Arc::new(VramTiers::several(of_device, owners.clone()))))
-    }
-
-    fn new_vram(
-        &self,
-        gpu: &Device,
-        layers: &[Option<LayerExperts>],
-        options: &GpuOptions,
-        budget: u64,
-        own: Option<Own>,
-    ) -> Result<VramTier> {
-        let k = self.hyper.routing.k.max(1);
-        let options = VramOptions {
-            profile: options.profile.clone(),
-            lockstep: options.lockstep,
-            own,
-            ..VramOptions::new(budget, options.policy, k)
-        };
-        VramTier::new(gpu, layers, self.hierarchy.host().clone(), &options)
     }
 
     /// The devices beside the first that hold experts.

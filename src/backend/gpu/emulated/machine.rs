@@ -4,7 +4,7 @@
 use super::Config;
 use super::capture::{Capture, Plan};
 use super::clock::{Clock, Stamp};
-use super::memory::Memory;
+use super::memory::{Memory, sum};
 use super::queues::{DeviceQueues, Turns};
 use super::shim::{self, ShimKernel, ShimLaunch};
 use crate::backend::gpu::Grid;
@@ -35,10 +35,28 @@ pub struct KernelLaunch {
 
 #[derive(Clone)]
 pub enum Work {
-    Up { to: u64, from: HostPtr, bytes: usize },
-    Down { to: HostPtr, from: u64, bytes: usize },
-    On { to: u64, from: u64, bytes: usize },
-    Fill { to: u64, value: u8, bytes: usize },
+    /// `sum`: of bytes that were pinned where they are, when the copy was queued.
+    Up {
+        to: u64,
+        from: HostPtr,
+        bytes: usize,
+        sum: Option<u32>,
+    },
+    Down {
+        to: HostPtr,
+        from: u64,
+        bytes: usize,
+    },
+    On {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    Fill {
+        to: u64,
+        value: u8,
+        bytes: usize,
+    },
     // The list of kernels is constant, so what is shared is too.
     Launch(Arc<KernelLaunch>),
     Record(Signal),
@@ -113,6 +131,7 @@ pub struct Machine {
     random: u64,
     pub n_allocs: u64,
     pub n_pins: u64,
+    pub n_registered: u64,
     pub n_made: u64,
     n_ops: u64,
     /// The reason why a device is lost.
@@ -136,6 +155,7 @@ impl Machine {
             random: config.seed,
             n_allocs: 0,
             n_pins: 0,
+            n_registered: 0,
             n_made: 0,
             n_ops: 0,
             lost: vec![None; config.devices],
@@ -401,7 +421,10 @@ impl Machine {
     fn perform(&mut self, device: usize, stamp: &Stamp, work: &Work) -> Result<(), String> {
         match work {
             // SAFETY: the contract of `Gpu::copy_up`: the bytes live until the operation is done.
-            Work::Up { to, from, bytes } => unsafe {
+            Work::Up { to, from, bytes, sum: before } => unsafe {
+                if before.is_some_and(|before| before != sum(from.0, *bytes)) {
+                    return Err("the host changed bytes that a queued copy reads".into());
+                }
                 self.memory.copy_up(*to, from.0, *bytes, stamp)
             },
             // SAFETY: likewise of `Gpu::copy_down`.

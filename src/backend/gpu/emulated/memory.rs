@@ -44,6 +44,20 @@ pub struct Memory {
     next: Vec<u64>,
     used: Vec<usize>,
     pinned: BTreeMap<usize, PinnedBlock>,
+    /// Bytes that are pinned where they are, by their address.
+    registered: BTreeMap<usize, usize>,
+}
+
+/// Host memory is pinned in whole pages.
+const PAGE: usize = 4096;
+
+/// A checksum of host memory.
+///
+/// # Safety
+/// `bytes` bytes at `from` can be read.
+pub unsafe fn sum(from: *const u8, bytes: usize) -> u32 {
+    // SAFETY: the caller's promise.
+    crc32fast::hash(unsafe { std::slice::from_raw_parts(from, bytes) })
 }
 
 fn base(device: usize) -> u64 {
@@ -57,6 +71,7 @@ impl Memory {
             next: (0..devices).map(base).collect(),
             used: vec![0; devices],
             pinned: BTreeMap::new(),
+            registered: BTreeMap::new(),
         }
     }
 
@@ -104,6 +119,30 @@ impl Memory {
         let block = self.pinned.remove(&(start.as_ptr() as usize)).expect("pinned before");
         // SAFETY: allocated in `pin` with this layout, and just taken from the list.
         unsafe { dealloc(start.as_ptr(), block.layout) };
+    }
+
+    /// Refuses what the driver does: parts of pages, and pages that are registered already.
+    pub fn register(&mut self, start: NonNull<u8>, bytes: usize) -> Result<(), String> {
+        let start = start.as_ptr() as usize;
+        if bytes == 0 || !start.is_multiple_of(PAGE) || !bytes.is_multiple_of(PAGE) {
+            return Err(format!("{bytes} bytes at {start:#x} are no whole pages"));
+        }
+        let before = self.registered.range(..start + bytes).next_back();
+        if before.is_some_and(|(at, n)| at + n > start) {
+            return Err(format!("{bytes} bytes at {start:#x} are registered already"));
+        }
+        self.registered.insert(start, bytes);
+        Ok(())
+    }
+
+    pub fn unregister(&mut self, start: NonNull<u8>) {
+        let removed = self.registered.remove(&(start.as_ptr() as usize));
+        removed.expect("registered before");
+    }
+
+    pub fn is_registered(&self, at: *const u8, bytes: usize) -> bool {
+        let found = self.registered.range(..=at as usize).next_back();
+        found.is_some_and(|(start, n)| at as usize + bytes <= start + n)
     }
 
     /// The allocation of these bytes, and their offset in it.

@@ -20,6 +20,7 @@ use super::{
 use crate::{Error, Result};
 use capture::{Capture, Plan};
 use machine::{HostPtr, KernelLaunch, Machine, Recorded, Work};
+use memory::sum;
 use shim::ShimKernel;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,6 +81,8 @@ impl Default for Config {
 pub struct Faults {
     pub alloc_at: Option<u64>,
     pub pin_at: Option<u64>,
+    /// The same of memory that is pinned in place: it is, but for all from this one on.
+    pub register_from: Option<u64>,
     /// Creating a stream, an event or a graph fails.
     pub make_at: Option<u64>,
     /// The device that runs the n-th operation is lost.
@@ -217,6 +220,25 @@ impl Gpu for Emulated {
         machine.memory.unpin(start);
     }
 
+    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<()> {
+        let mut machine = self.machine();
+        let number = machine.n_registered;
+        machine.n_registered += 1;
+        match machine.config.faults.register_from.is_some_and(|from| number >= from) {
+            true => Err(Error::Device(format!("{bytes} bytes of memory could not be pinned"))),
+            false => machine.memory.register(start, bytes).map_err(Error::Device),
+        }
+    }
+
+    fn unregister(&self, start: NonNull<u8>) {
+        let mut machine = self.machine();
+        for device in 0..machine.config.devices {
+            // A device that is lost has nothing to wait for.
+            let _ = machine.synchronize_device(device);
+        }
+        machine.memory.unregister(start);
+    }
+
     fn create_stream(&self, _urgent: bool) -> Result<StreamId> {
         let mut machine = self.machine();
         machine.check(self.device()).map_err(Error::Device)?;
@@ -308,7 +330,10 @@ impl Gpu for Emulated {
         from: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        self.enqueue(stream, Work::Up { to, from: HostPtr(from.cast_mut()), bytes })
+        let is_registered = self.machine().memory.is_registered(from, bytes);
+        // SAFETY: the bytes exist by the caller's promise.
+        let sum = is_registered.then(|| unsafe { sum(from, bytes) });
+        self.enqueue(stream, Work::Up { to, from: HostPtr(from.cast_mut()), bytes, sum })
     }
 
     unsafe fn copy_down(
