@@ -33,8 +33,9 @@ pub struct LiveOptions<'a> {
     pub text: &'a str,
     /// For files that are made on the way.
     pub folder: &'a Path,
-    /// Requests of each policy that are measured, after one that is not.
+    /// Requests of each policy that are measured, and those before them that fill its profile.
     pub n_rounds: usize,
+    pub n_warm_up: usize,
     pub policies: Vec<&'a str>,
 }
 
@@ -51,7 +52,7 @@ struct Request {
 
 /// A line of `Live` for each model, budget and policy.
 pub fn run(options: &LiveOptions, models: &[(String, PathBuf)]) -> Result<String> {
-    let prompts = prompts(options.text, options.n_rounds + 1)?;
+    let prompts = prompts(options.text, options.n_warm_up + options.n_rounds)?;
     let mut lines = String::new();
     for (name, path) in models {
         for budget in BUDGETS {
@@ -63,8 +64,7 @@ pub fn run(options: &LiveOptions, models: &[(String, PathBuf)]) -> Result<String
                         fs::remove_file(&profile).map_err(|e| Error::io(&profile, e))?;
                     }
                     let request = request(options, path, policy, budget, &profile, prompt)?;
-                    // The first one fills the profile.
-                    if round > 0 {
+                    if round >= options.n_warm_up {
                         all[i].push(request);
                     }
                 }
@@ -166,7 +166,10 @@ pub fn report(lines: &str) -> Result<String> {
             100.0 * run.hit_rate,
         ));
     }
-    text.push_str("\n| model | budget | the fastest, by every other prompt | `auto` on the others |\n|---|---:|---|---:|\n");
+    text.push_str(
+        "\n| model | budget | the fastest, by every other prompt | `auto` on the others |\n\
+         |---|---:|---|---:|\n",
+    );
     for pair in beside_best(&runs) {
         let Live { model, budget, .. } = pair.auto;
         text.push_str(&format!(

@@ -31,9 +31,12 @@ pub struct Args {
     /// Output of `moeba doctor --json` on a machine with a GPU
     #[arg(long, value_name = "FILE")]
     machine: Option<PathBuf>,
-    /// Live requests of each policy that are measured, after one that is not
+    /// Live requests of each policy that are measured
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
+    /// Live requests before those, from which policies learn
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    warm_up: usize,
     /// The live runs alone, and no tables of traces
     #[arg(long, requires = "text")]
     live_only: bool,
@@ -108,6 +111,7 @@ fn make(args: &Args, text: &Path) -> Result<Made> {
         text: &read_text(&text)?,
         folder: &args.output,
         n_rounds: args.rounds,
+        n_warm_up: args.warm_up,
         policies: policies.unwrap_or_else(live::policies),
     };
     let lines = live::run(&options, &models)?;

@@ -213,8 +213,12 @@ mod tests {
         let rates = DeviceRates::measure(&devices[0], Sizes::EMULATED).unwrap();
         let all = [&rates.up, &rates.up_write_combined, &rates.down, &rates.copy, &rates.matvec];
         assert!(all.iter().all(|rounds| rounds.median() > 0.0), "{rates:?}");
-        let ExpertTransfers { chunked, whole, pageable } = &rates.experts;
-        assert!([chunked, whole, pageable].iter().all(|rounds| rounds.median() > 0.0), "{rates:?}");
+        let ExpertTransfers { in_place, chunked, whole, pageable } = &rates.experts;
+        let in_place = in_place.as_ref().expect("its memory can be registered");
+        assert!(
+            [in_place, chunked, whole, pageable].iter().all(|rounds| rounds.median() > 0.0),
+            "{rates:?}"
+        );
         assert_eq!(rates.memory.free_bytes, rates.memory.total_bytes);
         assert_eq!((rates.of_memory(1.0), rates.int8_peak_tops()), (None, None));
         assert_eq!(devices[0].memory().unwrap(), rates.memory, "given back");

@@ -1,17 +1,22 @@
 //! The gain of PreScope's AsyncIO (its section 4.4) on this machine: experts go from the host's
-//! memory to a GPU in chunks through registered buffers, as the engine's link does it, as one
-//! transfer through such a buffer, and as one transfer out of pageable memory, which is what a
-//! framework does that knows nothing of experts.
+//! memory to a GPU in chunks out of memory that is registered, or through registered buffers, as
+//! the engine's link does it; as one transfer through such a buffer; and as one transfer out of
+//! pageable memory, which is what a framework does that knows nothing of experts.
 
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::Rounds;
-use crate::Result;
-use crate::backend::gpu::{Device, DeviceBuffer, Event, Pinned, PinnedKind, Stream};
+use crate::backend::gpu::{Device, DeviceBuffer, Event, Pinned, PinnedKind, Registered, Stream};
+use crate::experts::memory::Region;
+use crate::{Error, Result};
 
 /// 10⁹ bytes a second of an expert, from the moment it is asked for to the moment it is there.
 #[derive(Clone, Debug)]
 pub struct ExpertTransfers {
+    /// Chunk by chunk out of registered memory; `None` where it cannot be registered.
+    pub in_place: Option<Rounds>,
     /// Chunk by chunk: one is packed into a registered buffer while the one before it is copied.
     pub chunked: Rounds,
     /// Packed into a registered buffer, and then copied.
@@ -26,9 +31,11 @@ const RING: usize = 3;
 /// Experts that the host holds: more than one, so that each comes from memory and not from a cache.
 const N_EXPERTS: usize = 4;
 
+const PAGE: usize = 4096;
+
 struct Bench {
     stream: Stream,
-    host: Vec<u8>,
+    host: Region,
     device: DeviceBuffer,
     pinned: Pinned,
     copied: Vec<Event>,
@@ -46,23 +53,55 @@ impl ExpertTransfers {
         assert!(expert_bytes.is_multiple_of(chunk_bytes) && RING * chunk_bytes <= expert_bytes);
         let mut bench = Bench {
             stream: Stream::new(device)?,
-            host: vec![1; N_EXPERTS * expert_bytes],
+            host: experts(expert_bytes)?,
             device: DeviceBuffer::new(device, expert_bytes)?,
             pinned: Pinned::new(device, expert_bytes, PinnedKind::WriteCombined)?,
             copied: (0..RING).map(|_| Event::restful(device)).collect::<Result<_>>()?,
             expert_bytes,
             chunk_bytes,
         };
-        let rates = bench.measure(repetitions);
+        let rates = bench.measure(device, repetitions);
         // An error may have left copies queued out of these buffers.
         let waited = bench.stream.synchronize();
         rates.and_then(|rates| waited.map(|()| rates))
     }
 }
 
+/// Memory of experts, in whole pages.
+fn experts(expert_bytes: usize) -> Result<Region> {
+    let n = (N_EXPERTS * expert_bytes).next_multiple_of(PAGE);
+    let region = Region::new(n)
+        .map_err(|e| Error::Device(format!("cannot allocate {n} bytes of experts: {e}")))?;
+    // SAFETY: all of the region, which nothing else uses yet.
+    unsafe { region.ptr().write_bytes(1, n) };
+    Ok(region)
+}
+
 impl Bench {
-    fn measure(&mut self, repetitions: usize) -> Result<ExpertTransfers> {
+    /// Bytes of an expert; nothing writes to them any more.
+    fn host(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.start <= range.end && range.end <= self.host.len());
+        // SAFETY: in the region, written in `experts`, and only read since.
+        unsafe { std::slice::from_raw_parts(self.host.ptr().add(range.start), range.len()) }
+    }
+
+    /// The rate out of memory that is registered meanwhile.
+    fn registered(&mut self, device: &Device, repetitions: usize) -> Result<Option<Rounds>> {
+        let start = NonNull::new(self.host.ptr()).expect("a region");
+        // SAFETY: the region ends after `bench`, in which the registration does not outlive this.
+        let Ok(registered) = (unsafe { Registered::new(device, start, self.host.len()) }) else {
+            return Ok(None);
+        };
+        let rate = self.rate(repetitions, Bench::in_place);
+        // No copy may be queued when the memory is let go of.
+        let waited = self.stream.synchronize();
+        drop(registered);
+        waited.and(rate).map(Some)
+    }
+
+    fn measure(&mut self, device: &Device, repetitions: usize) -> Result<ExpertTransfers> {
         Ok(ExpertTransfers {
+            in_place: self.registered(device, repetitions)?,
             chunked: self.rate(repetitions, Bench::chunked)?,
             whole: self.rate(repetitions, Bench::whole)?,
             pageable: self.rate(repetitions, Bench::pageable)?,
@@ -91,6 +130,18 @@ impl Bench {
         Ok(Rounds::sorted(rounds))
     }
 
+    fn in_place(&mut self, expert: usize) -> Result<()> {
+        let n = self.chunk_bytes;
+        for chunk in 0..self.expert_bytes / n {
+            let from = expert * self.expert_bytes + chunk * n;
+            let to = self.device.all().slice(chunk * n..(chunk + 1) * n);
+            // SAFETY: nothing writes to the host's experts, and they end after this copy has been
+            // waited for.
+            unsafe { self.stream.upload(to, self.host(from..from + n))? };
+        }
+        Ok(())
+    }
+
     fn chunked(&mut self, expert: usize) -> Result<()> {
         let n = self.chunk_bytes;
         for chunk in 0..self.expert_bytes / n {
@@ -102,7 +153,7 @@ impl Bench {
             // SAFETY: the last copy out of this buffer has been waited for, here or at the end of
             // the expert before.
             let packed = unsafe { self.pinned.bytes_mut(buffer * n..(buffer + 1) * n) };
-            packed.copy_from_slice(&self.host[from..from + n]);
+            packed.copy_from_slice(self.host(from..from + n));
             // SAFETY: the buffer is packed again, and ends, after this copy has been waited for.
             unsafe {
                 self.stream.upload(self.device.all().slice(chunk * n..(chunk + 1) * n), packed)?
@@ -116,7 +167,7 @@ impl Bench {
         let n = self.expert_bytes;
         // SAFETY: the copy of the expert before has been waited for.
         let packed = unsafe { self.pinned.bytes_mut(0..n) };
-        packed.copy_from_slice(&self.host[expert * n..(expert + 1) * n]);
+        packed.copy_from_slice(self.host(expert * n..(expert + 1) * n));
         // SAFETY: the buffer is packed again, and ends, after this copy has been waited for.
         unsafe { self.stream.upload(self.device.all(), packed) }
     }
@@ -125,6 +176,6 @@ impl Bench {
         let n = self.expert_bytes;
         // SAFETY: nothing writes to the host's experts, and they end after this copy has been
         // waited for.
-        unsafe { self.stream.upload(self.device.all(), &self.host[expert * n..(expert + 1) * n]) }
+        unsafe { self.stream.upload(self.device.all(), self.host(expert * n..(expert + 1) * n)) }
     }
 }

@@ -155,9 +155,12 @@ fn device_lines(rates: &DeviceRates, out: &mut Vec<String>) {
         gb(&rates.down)
     );
     out.push(line("GPU link", &link));
-    let ExpertTransfers { chunked, whole, pageable } = &rates.experts;
+    let ExpertTransfers { in_place, chunked, whole, pageable } = &rates.experts;
+    let in_place = in_place
+        .as_ref()
+        .map_or("cannot be pinned in place".into(), |rate| format!("{} pinned in place", gb(rate)));
     let experts = format!(
-        "{} in chunks through pinned memory, {} whole, {} from pageable memory",
+        "{in_place}, {} in chunks through pinned memory, {} whole, {} from pageable memory",
         gb(chunked),
         gb(whole),
         gb(pageable)
