@@ -5,7 +5,7 @@ use crate::{program, repo};
 use flate2::read::GzDecoder;
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The folder of a golden checkpoint as the hub has it: unpacked beside the program under test,
 /// once for each content.
@@ -41,6 +41,14 @@ pub fn golden(name: &str) -> PathBuf {
     let renamed = fs::rename(own.path(), &folder);
     assert!(renamed.is_ok() || folder.is_dir(), "{renamed:?}: {}", folder.display());
     folder
+}
+
+/// The contents of a file that is tracked compressed.
+pub fn gunzip(path: &Path) -> Vec<u8> {
+    let file = fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut content = Vec::new();
+    GzDecoder::new(file).read_to_end(&mut content).unwrap();
+    content
 }
 
 fn unpack(gzip: &[u8]) -> Vec<u8> {

@@ -10,7 +10,7 @@ pub mod jobs;
 pub mod quant;
 pub mod stream;
 
-pub use golden::golden;
+pub use golden::{golden, gunzip};
 use moeba::engine::{CacheType, Engine, EngineOptions};
 use moeba::gguf::Writer;
 use std::path::{Path, PathBuf};

@@ -7,11 +7,12 @@ use std::path::Path;
 use common::golden;
 use moeba::convert::{ConvertOptions, Layout, Mix, QuantizeOptions, convert, quantize};
 use moeba::gguf::{Gguf, TensorInfo, TensorType, Value};
+use moeba::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value as Json, json};
 
 fn fixture(name: &str) -> Json {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/convert").join(name);
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    serde_json::from_slice(&common::gunzip(&path)).unwrap()
 }
 
 fn converted(name: &str, mix: Option<Mix>, folder: &Path) -> Gguf {
@@ -125,7 +126,7 @@ fn asked(name: &str, outtype: &str, folder: &Path) -> (Gguf, Option<Gguf>) {
 fn floats_and_q8_0_are_what_llama_cpp_converts_to() {
     let folder = tempfile::tempdir().unwrap();
     let mut faults = Vec::new();
-    for (name, expected) in fixture("checkpoints.json").as_object().unwrap() {
+    for (name, expected) in fixture("checkpoints.json.gz").as_object().unwrap() {
         for (outtype, tensors) in expected["tensors"].as_object().unwrap() {
             let (gguf, kept) = asked(name, outtype, folder.path());
             if outtype == "f32" {
@@ -300,4 +301,22 @@ fn quantised_weights_are_quantised_again_only_on_request() {
     options.allow_requantize = false;
     quantize(&options).unwrap();
     assert!(same_bytes(&input, &output));
+}
+
+/// These have SentencePiece's files only.
+#[test]
+fn encoder_decoder_checkpoints_get_their_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["switch", "nllb_moe"] {
+        let gguf = converted(name, None, folder.path());
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let texts = common::repo().join("tests/golden").join(name).join("expect/text.json");
+        let texts: Vec<Json> = serde_json::from_slice(&std::fs::read(texts).unwrap()).unwrap();
+        assert!(texts.len() > 5);
+        for text in texts {
+            let ids: Vec<u32> = serde_json::from_value(text["ids"].clone()).unwrap();
+            let text = text["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode(text, EncodeOptions::PROMPT), ids, "{name}: {text:?}");
+        }
+    }
 }

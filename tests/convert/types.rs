@@ -12,8 +12,8 @@ fn named(pattern: &str, n_layers: u64) -> Vec<String> {
 
 #[test]
 fn types_are_those_that_llama_cpp_chooses() {
-    let fixture: Value =
-        serde_json::from_str(include_str!("../fixtures/convert/types.json")).unwrap();
+    let path = common::repo().join("tests/fixtures/convert/types.json.gz");
+    let fixture: Value = serde_json::from_slice(&common::gunzip(&path)).unwrap();
     let mut checked = 0;
     for (model, expected) in fixture.as_object().unwrap() {
         let number = |field: &str| expected[field].as_u64().unwrap();

@@ -1,25 +1,27 @@
 //! Chat templates against transformers: the templates of `tests/fixtures/chat/`, which produce the
 //! formats of Qwen2.5, Qwen3, gpt-oss, Mistral, Llama 3.1 and DeepSeek-V3.1, render as
-//! `apply_chat_template` does (`expected.json`, made by `generate.py` there).
+//! `apply_chat_template` does (`expected.json.gz`, made by `generate.py` there).
 
 use moeba::chat::{CHATML, ChatTemplate, Clock};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-fn fixture(name: &str) -> String {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat");
-    std::fs::read_to_string(dir.join(name)).unwrap()
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat").join(name)
+}
+
+fn source(name: &str) -> String {
+    std::fs::read_to_string(fixture(&format!("{name}.jinja"))).unwrap()
 }
 
 fn template(name: &str, all: &Value) -> ChatTemplate {
     let token = |i: usize| all["tokens"][name][i].as_str().unwrap_or_default();
     let clock = Clock::parse(all["now"].as_str().unwrap()).unwrap();
-    let source = fixture(&format!("{name}.jinja"));
-    ChatTemplate::with_clock(&source, token(0), token(1), clock).unwrap()
+    ChatTemplate::with_clock(&source(name), token(0), token(1), clock).unwrap()
 }
 
 fn check(name: &str, at_least: usize) {
-    let all: Value = serde_json::from_str(&fixture("expected.json")).unwrap();
+    let all: Value = serde_json::from_slice(&common::gunzip(&fixture("expected.json.gz"))).unwrap();
     let template = template(name, &all);
     let (mut n, mut faults) = (0, String::new());
     for case in all["cases"].as_array().unwrap().iter().filter(|case| case["template"] == name) {
@@ -82,7 +84,7 @@ fn reasoning_is_recognised_by_the_template() {
         ("mistral-nemo", None),
         ("llama-3.1", None),
     ] {
-        let template = ChatTemplate::new(&fixture(&format!("{name}.jinja")), "", "").unwrap();
+        let template = ChatTemplate::new(&source(name), "", "").unwrap();
         assert_eq!(template.reasoning().map(|format| format.name), expected, "{name}");
     }
 }
@@ -99,7 +101,7 @@ fn tool_calls_are_recognised_by_the_template() {
         ("deepseek-r1", ("generic", true)),
         ("gpt-oss", ("generic", true)),
     ] {
-        let template = ChatTemplate::new(&fixture(&format!("{name}.jinja")), "", "").unwrap();
+        let template = ChatTemplate::new(&source(name), "", "").unwrap();
         let support = template.tool_support();
         assert_eq!((support.format.name, support.is_parallel), expected, "{name}");
         assert_eq!(support.is_native, expected.0 != "generic", "{name}");

@@ -1,11 +1,9 @@
 //! The tokenizer against the reference implementations: for each vocabulary of
 //! `tests/fixtures/tokenizer/` (made by `generate.py` there) the ids of 1,000 strings, and back.
 
-use flate2::read::GzDecoder;
 use moeba::gguf::Gguf;
 use moeba::tokenizer::{Detokenizer, EncodeOptions, Tokenizer, Vocab, pre};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::PathBuf;
 use unicode_normalization::UnicodeNormalization;
 
@@ -28,16 +26,7 @@ fn strings() -> Vec<String> {
 
 /// Per string a little-endian u16 count, then that many u16 ids.
 fn expected(name: &str) -> Vec<Vec<u32>> {
-    let path = fixture(&format!("{name}.ids"));
-    let bytes = match std::fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(_) => {
-            let packed = std::fs::File::open(path.with_extension("ids.gz")).unwrap();
-            let mut bytes = Vec::new();
-            GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
-            bytes
-        }
-    };
+    let bytes = common::gunzip(&fixture(&format!("{name}.ids.gz")));
     let mut numbers =
         bytes.chunks_exact(2).map(|pair| u32::from(u16::from_le_bytes([pair[0], pair[1]])));
     let mut rows = Vec::new();
