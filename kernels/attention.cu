@@ -24,6 +24,7 @@
 // for each split.
 #include "attention.cuh"
 #include "copy.cuh"
+#include "lanes.cuh"
 #include "quant/quantize.cuh"
 
 static constexpr u32 THREADS = 256;
@@ -115,8 +116,7 @@ struct Scratch {
     Shared<float> factors;
     // [STAGES, TILE, PLACE_BYTES]
     Shared<u8> stages;
-    // Elements of a lane: whole quads and an odd number of them, so that the eight threads of a key
-    // read from different banks.
+    // See lane_stride.
     u32 lane_floats;
 };
 
@@ -139,25 +139,6 @@ __device__ __forceinline__ void fetch(Shared<u8> stage, const Rows& rows, Range 
 }
 
 // ---- scores
-
-// value[n] of eight threads → the sum of value[l] in thread l, by the tree of "One arithmetic":
-// lanes four apart first, then two, then one.
-__device__ __forceinline__ float scatter_sums(const float* value) {
-    u32 lane = threadIdx.x % 8;
-    float four[4], two[2];
-#pragma unroll
-    for (u32 n = 0; n < 4; n++) {
-        float keep = lane & 4 ? value[n + 4] : value[n], give = lane & 4 ? value[n] : value[n + 4];
-        four[n] = keep + __shfl_xor_sync(FULL_WARP, give, 4);
-    }
-#pragma unroll
-    for (u32 n = 0; n < 2; n++) {
-        float keep = lane & 2 ? four[n + 2] : four[n], give = lane & 2 ? four[n] : four[n + 2];
-        two[n] = keep + __shfl_xor_sync(FULL_WARP, give, 2);
-    }
-    float keep = lane & 1 ? two[1] : two[0], give = lane & 1 ? two[0] : two[1];
-    return keep + __shfl_xor_sync(FULL_WARP, give, 1);
-}
 
 template <u32 R>
 __device__ __forceinline__ void load_queries(const Scratch& scratch, const Job& job,
@@ -513,21 +494,23 @@ __device__ __forceinline__ void attention_split(const AttentionParams& p) {
     u32 group = p.group, v_dim = p.v_dim, v_type = p.v_type;
     u32 parts = (group + R - 1) / R, head_kv = blockIdx.y / parts, part = blockIdx.y % parts;
     u32 token = blockIdx.z, slot = blockIdx.x, n_slots = gridDim.x;
+    u32 of_call = p.first_token + token;
     Job job;
-    job.position = position_of(p.past, p.own_rows, p.first_token + token);
+    job.position = position_of(p.past, p.lists, of_call, head_kv * group, p.n_head);
     Range seen = seen_by(job.position, p.all, p.window, p.chunk, p.limit);
     u32 split = seen.begin / SPLIT + slot;
     job.seen = seen.common(split * SPLIT, split * SPLIT + SPLIT);
     if (job.seen.is_empty()) return;
-    u32 cache = head_kv + (p.own_rows ? p.first_token + token : 0);
-    Rows k(p.k + static_cast<u64>(cache) * p.k_ctx * p.k_row, p.k_type, p.k_dim, p.k_row);
-    Rows v(p.v + static_cast<u64>(cache) * p.v_ctx * p.v_row, v_type, v_dim, p.v_row);
+    // A token with rows of its own has a set of heads.
+    u64 head_rows = head_kv + (p.lists ? static_cast<u64>(of_call) * (p.n_head / group) : 0);
+    Rows k(p.k + head_rows * p.k_ctx * p.k_row, p.k_type, p.k_dim, p.k_row);
+    Rows v(p.v + head_rows * p.v_ctx * p.v_row, v_type, v_dim, p.v_row);
     job.scale = p.scale, job.cap = p.cap, job.bias = p.bias, job.reach = p.reach;
     job.head = head_kv * group + part * R;
     job.n_heads = min(R, group - part * R);
 
     Scratch scratch;
-    scratch.lane_floats = 4 * ((p.k_dim + 31) / 32 | 1);
+    scratch.lane_floats = lane_stride(p.k_dim);
     scratch.q = dynamic;
     scratch.p = scratch.q + R * 8 * scratch.lane_floats;
     scratch.factors = scratch.p + R * SPLIT;
@@ -594,7 +577,7 @@ struct CombineParams {
     u32 n_head;
     // Heads of a block: with records, as many as make whole blocks of theirs.
     u32 heads;
-    u32 own_rows;
+    u32 lists;
     u32 unused;
 };
 static_assert(sizeof(CombineParams) == 96);
@@ -604,7 +587,7 @@ __device__ __forceinline__ void combine(const CombineParams& p, u32 token, u32 h
     u32 v_dim = p.v_dim, split_len = p.split_len, n_slots = p.n_slots;
     Global<const float> sinks = p.sinks;
     u64 query = static_cast<u64>(token) * p.n_head + head;
-    u32 position = position_of(p.past, p.own_rows, p.first_token + token);
+    u32 position = position_of(p.past, p.lists, p.first_token + token, head, p.n_head);
     Range seen = seen_by(position, p.all, p.window, p.chunk, p.limit);
     u32 n = seen.is_empty() ? 0 : (seen.end - 1) / split_len + 1 - seen.begin / split_len;
     n = min(n, n_slots);

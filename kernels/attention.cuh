@@ -55,16 +55,12 @@ struct AttentionParams {
     u32 chunk;
     // Scores are capped softly; 0 leaves them.
     float cap;
-    // Not 0 if each token has a cache of its own, one behind the other, of one head. For
-    // attention_split.
-    u32 own_rows;
+    // Not 0 if each token has rows of its own, k and v [tokens, heads, ctx], and these are its
+    // text: of as many lists a token, one for all heads or one for each KV head, `past` [tokens,
+    // lists] has the place of the last.
+    u32 lists;
 };
 static_assert(sizeof(AttentionParams) == 136);
-
-// The position of a launch's token.
-__device__ __forceinline__ u32 position_of(Global<const u32> past, u32 own_rows, u32 token) {
-    return own_rows ? past[token] : past[0] + token;
-}
 
 // Positions begin … end.
 struct Range {
@@ -75,6 +71,12 @@ struct Range {
         return Range{max(begin, from), min(end, to)};
     }
 };
+
+// The position of a token's query, or the last place of its list if there are lists.
+__device__ __forceinline__ u32 position_of(Global<const u32> past, u32 lists, u32 token, u32 head,
+                                           u32 n_head) {
+    return lists ? past[token * lists + head * lists / n_head] : past[0] + token;
+}
 
 // The positions that the query at `position` sees: `all` positions, or those up to its own; of
 // these the last `window`, and those of the last `chunk` that begins at a multiple of it; none from

@@ -10,7 +10,7 @@ struct CacheStoreParams {
     // The position of the first token. It is in memory, so that one captured graph serves every
     // position.
     Address<const u32> past;
-    // [heads, n_ctx] rows of `row_bytes`. Tokens whose position is n_ctx or more are left out.
+    // [heads, n_ctx] rows of `row_bytes`. Tokens whose row is n_ctx or more are left out.
     Address<u8> rows;
     u32 tokens;
     u32 heads;
@@ -19,8 +19,11 @@ struct CacheStoreParams {
     u32 n_ctx;
     // CacheType, for cache_store_nibbles.
     u32 type_code;
+    // Positions of a block, which has one row: that of its last token.
+    u32 block;
+    u32 unused;
 };
-static_assert(sizeof(CacheStoreParams) == 48);
+static_assert(sizeof(CacheStoreParams) == 56);
 
 // The element of x that a thread takes, and where its row begins.
 struct Target {
@@ -35,9 +38,11 @@ __device__ __forceinline__ Target target(const CacheStoreParams& p) {
     u32 i = static_cast<u32>(index % p.dim);
     u64 at = index / p.dim;
     u32 head = static_cast<u32>(at % p.heads);
-    u64 token = at / p.heads, position = p.past[0] + token;
-    u64 to = (static_cast<u64>(head) * p.n_ctx + position) * p.row_bytes;
-    return Target{index, i, to, token < p.tokens && position < p.n_ctx};
+    u64 token = at / p.heads;
+    u32 position = p.past[0] + static_cast<u32>(token), row = position / p.block;
+    u64 to = (static_cast<u64>(head) * p.n_ctx + row) * p.row_bytes;
+    bool is_last = position % p.block == p.block - 1;
+    return Target{index, i, to, token < p.tokens && row < p.n_ctx && is_last};
 }
 
 KERNEL(cache_store_f32, THREADS, CacheStoreParams) {

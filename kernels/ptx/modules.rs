@@ -673,7 +673,7 @@
     Module {
         source: "index",
         compute: 75,
-        digest: "3834f3d8cb700f61dc7eebecf5729ba9e34048262c0a16e04b929314eecb95d0",
+        digest: "dc3b3a88bfccfd4dcf3b57286640465b8605be9b97c8de187dc179707de30a2c",
         ptx: "82403657d232e1159186a6c46efcbb61652c1f4495e5ceb133c8ab695c47edb2",
         kernels: &[
             "index_scores",

@@ -46,6 +46,8 @@ pub struct RopeTables {
     pub main: RopeTable,
     /// For sliding layers; empty where they turn as the others do.
     pub sliding: RopeTable,
+    /// For the first positions of the rows' blocks; empty unless an indexer has means of blocks.
+    pub blocks: RopeTable,
     /// Factors on queries; empty in a model without a temperature.
     pub temperature: RopeTable,
 }
@@ -54,6 +56,7 @@ impl RopeTables {
     pub fn clear(&mut self) {
         self.main.clear();
         self.sliding.clear();
+        self.blocks.clear();
         self.temperature.clear();
     }
 
@@ -63,6 +66,11 @@ impl RopeTables {
         self.main.push(model.frequencies(n_ctx), first, n);
         if let Some(frequencies) = &model.sliding_frequencies {
             self.sliding.push(frequencies, first, n);
+        }
+        if let Some(block) = model.hyper.means_block() {
+            for position in positions.clone() {
+                self.blocks.push(model.frequencies(n_ctx), position / block * block, 1);
+            }
         }
         if let Some(temperature) = model.hyper.temperature {
             let n_pairs = model.hyper.head_dim / 2;

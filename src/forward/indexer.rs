@@ -49,8 +49,7 @@ impl IndexerBuffers {
 impl CpuPass<'_, '_> {
     /// Whether some row of some text of this size may see fewer positions than all.
     pub(super) fn chooses(&self) -> bool {
-        let indexer = self.model.hyper.indexer.as_ref();
-        indexer.is_some_and(|indexer| indexer.chooses(self.caches[0].n_ctx()))
+        self.model.hyper.choosing_indexer(self.caches[0].n_ctx()).is_some()
     }
 
     /// Appends the rows' keys to their texts' caches, and keeps the heads' weights, if positions
@@ -72,8 +71,7 @@ impl CpuPass<'_, '_> {
         i.normed.resize(i.k.len());
         let Some(params) = &model.hyper.indexer else { return };
         cpu.layer_norm_rows(&i.k, (weight, bias), params.key_eps, &mut i.normed);
-        let shape = RopeShape { head_dim: weight.len(), offset: w.rope_offset, pairing: w.pairing };
-        cpu.rope(&mut i.normed, shape, &m.ropes.main);
+        cpu.rope(&mut i.normed, w.rope_shape(), &m.ropes.main);
         if let Some(pool) = &w.pool {
             return self.pool_keys(l, pool, h, m);
         }
@@ -85,9 +83,7 @@ impl CpuPass<'_, '_> {
 
     /// Chooses positions for all rows that do not see all, by queries that are there.
     pub(super) fn choose_positions(&mut self, l: usize, w: &Indexer, m: &mut MixerBuffers) {
-        let head_dim = w.k_norm[0].len();
-        let shape = RopeShape { head_dim, offset: w.rope_offset, pairing: w.pairing };
-        self.choose(shape, |cache| cache.rows(l).1, m);
+        self.choose(w.rope_shape(), |cache| cache.rows(l).1, m);
     }
 
     /// The same among a text's keys, which may be of blocks, by queries that turn so.

@@ -267,6 +267,28 @@ impl HyperParams {
         (0..n_own).rev().find(alike).unwrap_or(layer)
     }
 
+    /// The indexer, if it chooses among positions in contexts of `n_ctx`.
+    pub fn choosing_indexer(&self, n_ctx: usize) -> Option<&IndexerParams> {
+        self.indexer.as_ref().filter(|indexer| indexer.chooses(n_ctx))
+    }
+
+    /// Positions of a block, if an indexer has one key a block, the mean of theirs.
+    pub fn means_block(&self) -> Option<usize> {
+        self.indexer.as_ref().filter(|indexer| indexer.means).map(|indexer| indexer.block)
+    }
+
+    /// The layer that has to be on a device for it to take `layer`: itself, or the one whose keys
+    /// and values it sees, or the one whose indexer has chosen what it sees.
+    pub fn leader_of(&self, layer: usize, n_ctx: usize) -> usize {
+        let may_share = self.kv_rank > 0 && !self.kinds.slides(layer);
+        match self.choosing_indexer(n_ctx) {
+            Some(indexer) if may_share && self.recurrence_of(layer).is_none() => {
+                (0..=layer).rev().find(|other| indexer.own[*other]).unwrap_or(layer)
+            }
+            _ => self.keys_of(layer),
+        }
+    }
+
     /// Layers of the encoder, if there is one: those that come first.
     pub fn n_encoder_layers(&self) -> usize {
         self.encoder.as_ref().map_or(0, |encoder| encoder.n_layers)
@@ -350,6 +372,25 @@ impl HyperParams {
         };
         let behind = self.has_second_caches().then(|| (0..self.n_layers).map(|l| self.second(l)));
         (0..self.n_layers).map(of_layer).chain(behind.into_iter().flatten()).collect()
+    }
+
+    /// The same of layers on a device, which keep no keys of indexers that never choose.
+    pub fn device_cache_shapes(&self, n_ctx: usize) -> Vec<LayerShape> {
+        if self.choosing_indexer(n_ctx).is_some() {
+            return self.cache_shapes();
+        }
+        let has_head = |l: usize| {
+            self.indexer.as_ref().is_some_and(|i| i.by_head && i.own.get(l) == Some(&true))
+        };
+        let of_slot = |(slot, shape)| match shape {
+            LayerShape::Latent { .. } if slot >= self.n_layers => LayerShape::ELSEWHERE,
+            LayerShape::Latent { dim, .. } => LayerShape::Latent { dim, index: 0, kept: 0 },
+            LayerShape::Heads { n_head_kv, k_dim, v_dim } if has_head(slot) => {
+                LayerShape::Heads { n_head_kv: n_head_kv - 1, k_dim, v_dim }
+            }
+            shape => shape,
+        };
+        self.cache_shapes().into_iter().enumerate().map(of_slot).collect()
     }
 
     /// Whether layers have a second cache, in a place of its own: [`HyperParams::second_slot`].

@@ -26,6 +26,8 @@ pub struct IndexerParams {
     pub rope_offset: usize,
     /// A block has one key, the mean of its positions', and all heads see the same blocks.
     pub means: bool,
+    /// Each head of keys has blocks of its own, and an indexer's head for them.
+    pub by_head: bool,
     /// By layer: whether it has an indexer. One without that sees a whole text sees what the last
     /// one with it chose.
     pub own: Vec<bool>,
@@ -83,6 +85,7 @@ impl IndexerParams {
                 Mixer::Latent => pool.unwrap_or(1),
             },
             means: false,
+            by_head: has_blocks,
             n_near: if has_blocks { keys.require("attention.indexer.local_blocks")? } else { 0 },
             key_eps: match (parts.indexer_eps_is_models, parts.indexer_pools) {
                 (true, _) => keys.norm_eps()?,
@@ -156,6 +159,7 @@ fn of_means(
         key_eps: keys.norm_eps()?,
         rope_offset: 0,
         means: true,
+        by_head: false,
         own,
     }))
 }

@@ -268,10 +268,11 @@ impl Model {
         has_kernels(&self.hyper, &self.weights, layer, n_ctx)
     }
 
-    /// Whether a device that takes these layers computes a layer: not without its keys.
+    /// Whether a device that takes these layers computes a layer: not without its keys or what it
+    /// sees of them.
     pub(crate) fn is_on_device(&self, layer: usize, layers: &Range<usize>, n_ctx: usize) -> bool {
-        let has_keys = layers.contains(&self.hyper.keys_of(layer));
-        layers.contains(&layer) && has_keys && self.has_kernels(layer, n_ctx)
+        let has_leader = layers.contains(&self.hyper.leader_of(layer, n_ctx));
+        layers.contains(&layer) && has_leader && self.has_kernels(layer, n_ctx)
     }
 
     /// A layer's routed experts, where it has any.
@@ -299,11 +300,11 @@ impl Model {
 }
 
 /// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`, and of the layers
-/// with which it shares keys and values.
+/// with which it shares keys and values or what an indexer has chosen.
 fn has_kernels(hyper: &HyperParams, weights: &Weights, layer: usize, n_ctx: usize) -> bool {
-    let chooses = hyper.indexer.as_ref().is_some_and(|indexer| indexer.chooses(n_ctx));
-    let keys = hyper.keys_of(layer);
-    let mut alike = (0..hyper.n_layers).filter(|other| hyper.keys_of(*other) == keys);
+    let chooses = hyper.choosing_indexer(n_ctx).is_some();
+    let leader = hyper.leader_of(layer, n_ctx);
+    let mut alike = (0..hyper.n_layers).filter(|l| hyper.leader_of(*l, n_ctx) == leader);
     // Streams that layers leave behind, and the present one.
     let n_streams = hyper.n_layers.checked_div(hyper.kept_every).unwrap_or(0) + 2;
     let has_streams = n_streams <= DEVICE_SOURCES_MAX;

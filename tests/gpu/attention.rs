@@ -229,7 +229,6 @@ impl<'a> OnDevice<'a> {
         let max_seen = case.end();
         let bias = DeviceBias::Near { reach: REACH, values: self.bias.all() };
         let shape = DeviceAttention {
-            own_rows: false,
             n_head: case.n_head(),
             n_head_kv: case.n_head_kv,
             past: past.all(),
@@ -242,6 +241,7 @@ impl<'a> OnDevice<'a> {
             sinks: case.sinks.then_some(self.sinks.all()),
             bias: case.bias.then_some(bias),
             prompt: case.prompt,
+            lists: 0,
         };
         let bytes = Attention::work_bytes(case.n_head(), case.v_dim, max_seen, at_once);
         let work = bench.empty(bytes);
@@ -424,7 +424,6 @@ fn one_graph_serves_other_texts_of_any_length() {
     let q = bench.up_f32(&longest.data().q);
     let work = bench.empty(Attention::work_bytes(longest.n_head(), 32, longest.end(), 1));
     let shape = DeviceAttention {
-        own_rows: false,
         n_head: longest.n_head(),
         n_head_kv: longest.n_head_kv,
         past: last.all(),
@@ -437,6 +436,7 @@ fn one_graph_serves_other_texts_of_any_length() {
         sinks: None,
         bias: None,
         prompt: false,
+        lists: 0,
     };
     let (stream, k, v) = (&bench.stream, device.rows(0), device.rows(1));
     let data = AttentionData {
@@ -469,7 +469,6 @@ fn one_graph_serves_a_text_that_grows() {
     let [k, v] = [case.k_dim, case.v_dim].map(|dim| bench.empty(4 * case.n_head_kv * dim));
     let work = bench.empty(Attention::work_bytes(case.n_head(), case.v_dim, case.n_ctx(), 1));
     let shape = DeviceAttention {
-        own_rows: false,
         n_head: case.n_head(),
         n_head_kv: case.n_head_kv,
         past: past.all(),
@@ -482,6 +481,7 @@ fn one_graph_serves_a_text_that_grows() {
         sinks: None,
         bias: None,
         prompt: false,
+        lists: 0,
     };
     let (stream, rows) = (&bench.stream, [device.rows(0), device.rows(1)]);
     let graph = stream.capture(|| {

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 28] = [
+const MODELS: [&str; 31] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -41,6 +41,9 @@ const MODELS: [&str; 28] = [
     "kimi-k3",
     "glm5-next",
     "qwen4exp",
+    "glm-dsa",
+    "dots3note",
+    "minimax-m3",
 ];
 
 /// A text: a prompt and tokens that follow it one by one.

@@ -160,9 +160,9 @@ agree! {
     scores_that_fall_with_the_distance: 0.0, ["refact"];
     tokens_that_see_the_whole_text: 0.0, ["llada-moe", "rnd1"];
     experts_behind_the_routed_ones: 0.0, ["grovemoe"];
-    layers_without_kernels: 0.0, ["glm-dsa"];
-    several_streams: 0.0, ["hy_v4", "kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
-    parts_without_kernels: 0.0, ["dots3note", "minimax-m3"];
+    latent_attention_that_an_indexer_shows: 0.0, ["deepseek32", "glm-dsa", "dots3note", "hy_v4"];
+    blocks_that_an_indexer_shows: 0.0, ["minimax-m3"];
+    several_streams: 0.0, ["kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
 }
 
 /// Attention to compressed rows, whose indexer has none to leave out: blocks of 4 and of 128
@@ -203,7 +203,7 @@ fn compressed_rows() {
 }
 
 /// Models of which no layer is left to the CPU.
-const WITHOUT_CPU: [&str; 16] = [
+const WITHOUT_CPU: [&str; 23] = [
     "lfm2moe",
     "kimi-linear",
     "kimi-k3",
@@ -220,6 +220,13 @@ const WITHOUT_CPU: [&str; 16] = [
     "llada-moe",
     "rnd1",
     "grovemoe",
+    "deepseek32",
+    "glm-dsa",
+    "dots3note",
+    "hy_v4",
+    "minimax-m3",
+    "glm5-next",
+    "qwen4exp",
 ];
 
 #[test]
@@ -290,6 +297,37 @@ fn devices_take_what_is_planned() {
         let what = format!("{name}: {taken} bytes of {planned}");
         eprintln!("{what}");
         assert!(taken <= planned && taken > planned / 10 * 9, "{what}");
+    }
+}
+
+/// Micro-batches that end among the rows that see all, and layers whose choice another one shares.
+#[test]
+fn what_an_indexer_chooses_does_not_depend_on_division() {
+    let dir = tempfile::tempdir().unwrap();
+    // Layer 3 sees what layer 2 has chosen, and 1 what 0 has; so many layers on the device have a
+    // leader on the CPU. With minimax-m3 each chooses for itself.
+    let shared = &[(2, 1), (3, 0), (4, 1), (5, 0)][..];
+    let cases = [("glm-dsa", shared), ("hy_v4", shared), ("minimax-m3", &[(2, 0), (3, 0), (4, 0)])];
+    for (name, parts) in cases {
+        let path = convert_golden(name, "q8_0", dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let expected = bits(&answer(&load(&path, &on_cpu())));
+        let check = |what: &str, n_cpu_only: usize, options: EngineOptions| {
+            let engine = load(&path, &options);
+            let plan = &engine.plan().device.as_ref().unwrap().plan;
+            assert_eq!(plan.n_cpu_only, n_cpu_only, "{name}: {what}");
+            assert!(bits(&answer(&engine)) == expected, "{name}: {what}");
+        };
+        for (n, n_cpu_only) in parts.iter().copied() {
+            let options = EngineOptions { gpu_layers: Some(n), ..on_device(n as u64, "") };
+            check("layers on the CPU", n_cpu_only, options);
+        }
+        for n in [3, 5] {
+            let options = EngineOptions { n_ubatch: Some(n), ..on_device(n as u64, "50%") };
+            check("micro-batches", 0, options);
+        }
     }
 }
 

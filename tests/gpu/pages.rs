@@ -59,6 +59,12 @@ fn a_text_comes_back_in_pages() {
         ("nemotron_h_moe", [CacheType::F32, CacheType::F32], None),
         ("jamba", [CacheType::F32, CacheType::F32], None),
         ("kimi-linear", [CacheType::F32, CacheType::F32], Some(3)),
+        // Keys of an indexer beside latent rows, and behind heads of keys.
+        ("glm-dsa", [CacheType::F16, CacheType::Q8_0], None),
+        ("minimax-m3", [CacheType::F16, CacheType::Q8_0], None),
+        // Keys of blocks, and what is kept of one that is not whole.
+        ("glm5-next", [CacheType::F32, CacheType::F16], None),
+        ("qwen4exp", [CacheType::F16, CacheType::F32], Some(3)),
     ];
     for (name, types, gpu_layers) in cases {
         let path = convert_golden(name, "q8_0", dir.path());

@@ -71,7 +71,7 @@ kernel_params! {
         n_slots: u32,
         chunk: u32,
         cap: f32,
-        own_rows: u32,
+        lists: u32,
     }
 }
 
@@ -93,7 +93,7 @@ kernel_params! {
         q8_k: DevicePtr,
         n_head: u32,
         heads: u32,
-        own_rows: u32,
+        lists: u32,
         unused: u32,
     }
 }
@@ -137,12 +137,9 @@ impl<'a> DeviceBias<'a> {
 pub struct DeviceAttention<'a> {
     pub n_head: usize,
     pub n_head_kv: usize,
-    /// u32: position of the first query, or of each if they have rows of their own. It is read when
-    /// the kernels run, so that a graph can be run again as the text grows.
+    /// u32: position of the first query, or the last place of each list. It is read when kernels
+    /// run, so that a graph can be run again as the text grows.
     pub past: DeviceSlice<'a>,
-    /// Each token has a cache of its own, of one head, one behind the other. They are computed
-    /// exactly.
-    pub own_rows: bool,
     /// No query of this launch, or of the graph that it becomes, sees positions from here on.
     pub max_seen: usize,
     pub all: Option<usize>,
@@ -155,6 +152,11 @@ pub struct DeviceAttention<'a> {
     pub bias: Option<DeviceBias<'a>>,
     /// The queries are of a prompt and need not have the twin's bits.
     pub prompt: bool,
+    /// Lists of positions of a token, whose rows are its own: keys and values are [tokens,
+    /// n_head_kv] heads of as many rows as the longest list has, which are the text of the token.
+    /// `past` is u32 [tokens, lists], the place of the last of each list: of one for all heads, or
+    /// of one for each KV head. They are computed exactly. 0 where tokens share the rows of a text.
+    pub lists: usize,
 }
 
 impl DeviceAttention<'_> {
@@ -178,16 +180,14 @@ impl DeviceAttention<'_> {
     /// # Panics
     /// If sizes do not fit each other.
     fn check(&self, tokens: usize, q: DeviceSlice, k: &DeviceRows, v: &DeviceRows) {
-        let heads = self.n_head_kv;
+        let (heads, lists) = (self.n_head_kv, self.lists);
         assert!(heads > 0 && self.n_head.is_multiple_of(heads), "{} of {heads}", self.n_head);
-        assert!(k.heads == heads && v.heads == heads, "KV heads of the rows");
+        let of_rows = if lists > 0 { tokens * heads } else { heads };
+        assert!(k.heads == of_rows && v.heads == of_rows, "KV heads of the rows");
+        assert!([0, 1, heads].contains(&lists), "{lists} lists of {heads} heads");
         k.assert_whole();
         v.assert_whole();
-        let n_caches = if self.own_rows { tokens } else { 1 };
-        assert!(self.past.holds::<u32>(n_caches));
-        let are_there =
-            |rows: &DeviceRows| n_caches * rows.n_ctx * rows.row_bytes() <= rows.data.len();
-        assert!(!self.own_rows || heads == 1 && are_there(k) && are_there(v), "rows of each token");
+        assert!(self.past.holds::<u32>((tokens * lists).max(1)));
         assert!(q.holds::<f32>(tokens * self.n_head * k.dim), "{tokens} queries");
         assert!(self.sinks.is_none_or(|sinks| sinks.holds::<f32>(self.n_head)), "a sink a head");
         let is_whole = self.bias.is_none_or(|bias| bias.is_for(self.n_head));
@@ -321,7 +321,7 @@ impl Part<'_> {
             n_slots: u32_of(self.slots),
             chunk: or_none(shape.chunk),
             cap: shape.cap.unwrap_or(0.0),
-            own_rows: shape.own_rows.into(),
+            lists: u32_of(shape.lists),
         }
     }
 }
@@ -389,7 +389,7 @@ impl Attention {
             let cols = shape.n_head * v.dim;
             assert_eq!((acts.tokens, acts.record_cols, acts.first_col), (tokens, cols, 0));
         }
-        let prompt = shape.prompt && !shape.own_rows && self.has_prompt_kernel(&k, &v);
+        let prompt = shape.prompt && shape.lists == 0 && self.has_prompt_kernel(&k, &v);
         let split_len = if prompt { PROMPT_SPLIT } else { SPLIT };
         let slots = shape.slots(split_len, 1, k.n_ctx.min(v.n_ctx));
         let work_token = 4 * shape.n_head * slots * record_floats(v.dim);
@@ -470,7 +470,7 @@ impl Attention {
             q8_k: records(ActKind::Q8_K),
             n_head: u32_of(shape.n_head),
             heads: u32_of(heads),
-            own_rows: shape.own_rows.into(),
+            lists: u32_of(shape.lists),
             unused: 0,
         };
         let blocks = [u32_of(shape.n_head / heads), u32_of(data.tokens), 1];

@@ -30,6 +30,24 @@ impl<'a> DeviceRows<'a> {
         DeviceRows { dim, ..self }
     }
 
+    /// The same bytes as rows of `dim` elements, of one head.
+    pub fn unpacked(self, dim: usize) -> Self {
+        assert!(self.heads == 1 && self.dim == self.stride, "whole rows of one head");
+        DeviceRows { dim, stride: dim, n_ctx: self.n_ctx * self.dim / dim, ..self }
+    }
+
+    /// The first `n` heads.
+    pub fn first_heads(self, n: usize) -> Self {
+        assert!(n <= self.heads, "{n} heads of {}", self.heads);
+        DeviceRows { heads: n, ..self }
+    }
+
+    /// The last head alone.
+    pub fn last_head(self) -> Self {
+        let data = self.by_head().last().expect("rows of some heads");
+        DeviceRows { data, heads: 1, ..self }
+    }
+
     /// The bytes of each head's rows.
     pub fn by_head(&self) -> impl Iterator<Item = DeviceSlice<'a>> + use<'a> {
         let (data, bytes) = (self.data, self.n_ctx * self.row_bytes());
@@ -87,7 +105,7 @@ impl<'a> DeviceRows<'a> {
 }
 
 kernel_params! {
-    pub struct CacheStoreParams[48] {
+    pub struct CacheStoreParams[56] {
         x: DevicePtr,
         past: DevicePtr,
         rows: DevicePtr,
@@ -97,6 +115,8 @@ kernel_params! {
         row_bytes: u32,
         n_ctx: u32,
         type_code: u32,
+        block: u32,
+        unused: u32,
     }
 }
 
@@ -125,6 +145,19 @@ impl CacheStore {
         past: DeviceSlice,
         rows: DeviceRows,
     ) -> Result<()> {
+        self.store_blocks(stream, x, tokens, past, rows, 1)
+    }
+
+    /// The same of blocks of as many positions, each of which has one row: that of its last token.
+    pub fn store_blocks(
+        &self,
+        stream: &Stream,
+        x: DeviceSlice,
+        tokens: usize,
+        past: DeviceSlice,
+        rows: DeviceRows,
+        block: usize,
+    ) -> Result<()> {
         rows.assert_whole();
         let n = tokens * rows.heads * rows.dim;
         assert!(x.holds::<f32>(n), "{tokens} tokens in {} bytes", x.len());
@@ -150,6 +183,8 @@ impl CacheStore {
             row_bytes: u32_of(rows.row_bytes()),
             n_ctx: u32_of(rows.n_ctx),
             type_code: rows.type_code(),
+            block: u32_of(block),
+            unused: 0,
         };
         // SAFETY: sizes are asserted, and it writes nothing from position n_ctx on.
         unsafe { stream.launch(kernel, Grid::each(n, THREADS), &params) }

@@ -11,6 +11,7 @@ pub mod activate;
 pub mod acts;
 pub mod attention;
 pub mod attention_inputs;
+pub mod block_keys;
 mod buffer;
 pub mod cache;
 pub mod compress;
@@ -22,6 +23,7 @@ pub mod emulated;
 pub mod expert;
 pub mod heads;
 pub mod host_waits;
+pub mod index;
 pub mod mat;
 pub mod matmul;
 pub mod matvec;
@@ -59,6 +61,7 @@ pub const LAYOUTS: &[&Layout] = &[
     attention::AttentionParams::LAYOUT,
     attention_inputs::AttentionInputsParams::LAYOUT,
     attention::CombineParams::LAYOUT,
+    block_keys::BlockKeysParams::LAYOUT,
     cache::CacheStoreParams::LAYOUT,
     compress::CompressParams::LAYOUT,
     compress::GatherParams::LAYOUT,
@@ -71,6 +74,9 @@ pub const LAYOUTS: &[&Layout] = &[
     expert::OrderedSumParams::LAYOUT,
     expert::ScalePairsParams::LAYOUT,
     heads::HeadProductsParams::LAYOUT,
+    index::IndexScoresParams::LAYOUT,
+    index::ChooseParams::LAYOUT,
+    index::GatherRowsParams::LAYOUT,
     matmul::MatmulParams::LAYOUT,
     matvec::MatvecParams::LAYOUT,
     norm::RmsNormParams::LAYOUT,

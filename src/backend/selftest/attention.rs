@@ -233,7 +233,6 @@ impl Case {
         let (values, sinks) = (bias.as_ref().map(up).transpose()?, bench.up_f32(&sinks)?);
         let (k, v, past) = (k?, v?, bench.up_u32(&[past as u32])?);
         let shape = DeviceAttention {
-            own_rows: false,
             n_head,
             n_head_kv,
             past: past.all(),
@@ -249,6 +248,7 @@ impl Case {
                 false => DeviceBias::Near { reach: REACH, values: values.all() },
             }),
             prompt,
+            lists: 0,
         };
         let work = bench.empty(Attention::work_bytes(n_head, v_dim, n_ctx, tokens))?;
         let (q, out) = (bench.up_f32(&self.q)?, bench.empty(4 * expected.len())?);

@@ -8,6 +8,7 @@ mod activate;
 mod attention;
 mod attention_inputs;
 mod bench;
+mod block_keys;
 mod compress;
 mod conv;
 #[doc(hidden)] // tests use its numbers
@@ -16,6 +17,7 @@ mod delta;
 mod embed;
 mod expert;
 mod heads;
+mod index;
 mod kda;
 mod machinery;
 mod norm;
@@ -50,6 +52,8 @@ const FAMILIES: &[(&str, Family)] = &[
     ("activate", activate::check),
     ("attention", attention::check),
     ("compress", compress::check),
+    ("index", index::check),
+    ("block keys", block_keys::check),
     ("attention inputs", attention_inputs::check),
     ("conv", conv::check),
     ("delta", delta::check),

@@ -27,7 +27,7 @@ impl DeviceNeeds {
         };
         let layer = |l: usize| LayerBytes {
             is_cpu_only: !model.has_kernels(l, n_ctx),
-            keys_of: Some(model.hyper().keys_of(l)).filter(|other| *other != l),
+            leader: Some(model.hyper().leader_of(l, n_ctx)).filter(|other| *other != l),
             dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l) + padding(model, l),
             kv_bytes: kv_bytes(model, options, l, n_ctx) * options.n_sessions.max(1) as u64,
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),
@@ -72,7 +72,7 @@ fn device_bytes(tensor: &TensorInfo) -> u64 {
 fn kv_bytes(model: &Bound, options: &EngineOptions, l: usize, n_ctx: usize) -> u64 {
     let hyper = model.hyper();
     let (k, v) = (options.cache_type_k, options.cache_type_v);
-    let shapes = hyper.cache_shapes().into_iter().enumerate();
+    let shapes = hyper.device_cache_shapes(n_ctx).into_iter().enumerate();
     let own = shapes.filter(|(slot, _)| hyper.layer_of_slot(*slot) == l);
     own.map(|(_, shape)| shape.n_bytes(n_ctx, k, v) as u64).sum()
 }

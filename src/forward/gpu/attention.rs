@@ -2,31 +2,17 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::gpu::acts::DeviceActs;
-use crate::backend::gpu::attention::{AttentionData, DeviceAttention, DeviceBias, records_fit};
+use crate::backend::gpu::attention::{DeviceAttention, DeviceBias, records_fit};
 use crate::backend::gpu::attention_inputs::{HeadRows, InputSteps, NewRows};
-use crate::backend::gpu::cache::DeviceRows;
-use crate::backend::gpu::matmul::is_few;
 use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::gpu::rows::Columns;
-use crate::backend::ops::RopeShape;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
-use crate::forward::gpu::layers::{GpuAttention, GpuStreams};
+use crate::forward::gpu::attend::Attended;
+use crate::forward::gpu::layers::GpuAttention;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::{GpuLinear, GpuVector};
-use crate::forward::gpu::workspace::ByteRange;
 use crate::model::descriptor::ValueGate;
-use crate::model::weights::Part;
 use crate::simd::act_kind;
-
-/// The memory of attention's result.
-#[derive(Clone, Copy)]
-struct Attended<'a> {
-    /// f32 [rows, heads, dim], of all segments
-    values: DeviceSlice<'a>,
-    /// Records of the segment's rows, stored besides.
-    records: Option<DeviceActs<'a>>,
-}
 
 /// Whether queries or keys are normalised over all heads together.
 fn norms_all_heads(w: &GpuAttention) -> bool {
@@ -36,11 +22,12 @@ fn norms_all_heads(w: &GpuAttention) -> bool {
 
 impl<'a> GpuPass<'a> {
     /// x → y
-    pub fn attention(&self, l: usize, w: &GpuAttention) -> Result<()> {
+    pub fn attention(&mut self, l: usize, w: &GpuAttention) -> Result<()> {
         let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n());
         // q, k, v
         let own_gate = w.gate.as_ref().map(|(gate, _)| gate);
-        let inputs = w.products.iter().chain(&w.gated).chain(own_gate);
+        let of_index = w.index.iter().flat_map(|index| [&index.q, &index.k]);
+        let inputs = w.products.iter().chain(&w.gated).chain(own_gate).chain(of_index);
         let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         let products = self.words(&m.qkv, n * w.width);
         let mut first = 0;
@@ -59,6 +46,14 @@ impl<'a> GpuPass<'a> {
             self.linear(linear, &acts, gate)?;
         }
         self.norm_all_heads(w, products)?;
+        // what an indexer chooses
+        if let Some(index) = &w.index {
+            self.index_products(index, &acts)?;
+            match index.means {
+                true => self.choose_by_means(l, index)?,
+                false => self.choose_blocks(l, index)?,
+            }
+        }
         // QK-norm, RoPE, cache, attention: each text over its own cache
         let attended = self.words(&m.attended, n * w.n_head * w.head_dim_v);
         let stored = self.stored_with_attention(w, attended);
@@ -88,7 +83,9 @@ impl<'a> GpuPass<'a> {
         products: DeviceSlice<'a>,
         attended: Attended<'a>,
     ) -> Result<()> {
+        // An indexer's keys are behind them.
         let (keys, values) = self.own_rows(w.shared_with.unwrap_or(l), segment);
+        let [keys, values] = [keys, values].map(|rows| rows.first_heads(w.n_head_kv));
         let (m, width) = (&self.layout().mixer, w.n_head * w.head_dim);
         let own = segment.of(products, w.width);
         let heads = |first: usize, step| HeadRows {
@@ -121,7 +118,10 @@ impl<'a> GpuPass<'a> {
             bias: vector(&w.slopes).map(DeviceBias::Slopes).or(self.distance_bias()),
             ..self.view(segment)
         };
-        self.attend_into(segment, &view, all, [keys, values], attended)
+        match w.index {
+            None => self.attend_into(segment, &view, all, [keys, values], attended),
+            Some(_) => self.attend_seen(segment, &view, all, [keys, values], attended.values),
+        }
     }
 
     /// The memory of what the output projection reads, if attention can store it.
@@ -132,7 +132,8 @@ impl<'a> GpuPass<'a> {
     ) -> Option<GpuActs<'a>> {
         let ty = w.output.weight.ty;
         let is_gated = w.gate.is_some() || w.gated.is_some();
-        let fits = !is_gated && records_fit(act_kind(ty), w.n_head, w.head_dim_v);
+        let fits =
+            !is_gated && w.index.is_none() && records_fit(act_kind(ty), w.n_head, w.head_dim_v);
         let shape = RowShape { n: self.n(), cols: w.output.weight.cols };
         let memory = self.slice(&self.layout().mixer.acts);
         fits.then(|| GpuActs::at([ty], shape, attended, memory))
@@ -223,145 +224,5 @@ impl<'a> GpuPass<'a> {
         let gate = Columns::new(self.words(&m.gate, heads * dim), dim, 0);
         let from = Columns::new(raw, 2 * dim, dim);
         self.dev.ops.rows.copy_columns(self.stream(), from, gate, dim, heads)
-    }
-
-    /// The cosines and sines of a layer that slides or does not.
-    pub fn rope_table(&self, slides: bool) -> DeviceCosSin<'a> {
-        let (kept, hyper) = (self.kept(), self.hyper());
-        match slides && self.model.sliding_frequencies.is_some() {
-            true => self.cos_sin(&kept.sliding_cos_sin, hyper.sliding_rope.n_rot),
-            false => self.cos_sin(&kept.cos_sin, hyper.rope.n_rot),
-        }
-    }
-
-    fn cos_sin(&self, range: &ByteRange, n_rot: usize) -> DeviceCosSin<'a> {
-        let data = self.words(range, self.n() * n_rot);
-        DeviceCosSin { data, n_pairs: n_rot / 2, back: false }
-    }
-
-    /// Multiplies queries by their positions' factors, if the model has a temperature.
-    pub fn temper(&self, q: DeviceSlice) -> Result<()> {
-        if self.hyper().temperature.is_none() {
-            return Ok(());
-        }
-        let head_dim = self.hyper().head_dim;
-        let table = self.cos_sin(&self.kept().temperature, head_dim);
-        self.rope(q, self.model.rope_shape(head_dim, 0), table)
-    }
-
-    /// Rotates the heads of x by the rows' positions.
-    pub fn rope(&self, x: DeviceSlice, shape: RopeShape, table: DeviceCosSin) -> Result<()> {
-        let rows = self.words(&self.layout().iota, self.n());
-        // SAFETY: `iota` counts from 0 to n - 1, and the table has a row for each token.
-        unsafe { self.dev.ops.rope.launch(self.stream(), x, shape, table, rows) }
-    }
-
-    /// Stores a segment's rows of x in its cache, at the rows' positions.
-    pub fn store(
-        &self,
-        segment: &GpuSegment<'a>,
-        x: DeviceSlice<'a>,
-        rows: DeviceRows,
-    ) -> Result<()> {
-        let x = segment.of(x, rows.heads * rows.dim);
-        self.dev.ops.store.store(self.stream(), x, segment.n(), self.past(segment), rows)
-    }
-
-    /// u32 [1]: the position of a segment's first row
-    pub fn past(&self, segment: &GpuSegment<'a>) -> DeviceSlice<'a> {
-        segment.word(self.words(&self.kept().past, self.batch.n_segments()))
-    }
-
-    /// The view of queries on their own text: positions up to their own, or the whole of a source
-    /// text and where the model fills in masked tokens.
-    pub fn view(&self, segment: &GpuSegment<'a>) -> DeviceAttention<'a> {
-        let sees_all = self.role == Role::Source || self.hyper().sees_all;
-        DeviceAttention {
-            own_rows: false,
-            n_head: self.hyper().n_head,
-            n_head_kv: self.hyper().n_head_kv,
-            past: self.past(segment),
-            max_seen: self.max_seen(segment),
-            // A decoded token is the last of its text.
-            all: (sees_all && !self.is_decode()).then_some(segment.segment.past + segment.n()),
-            window: None,
-            chunk: None,
-            scale: self.hyper().attention_scale,
-            cap: None,
-            sinks: None,
-            bias: self.distance_bias(),
-            prompt: segment.is_prompt() && !self.dev.is_exact,
-        }
-    }
-
-    /// q → out, for a segment's rows over its keys and values
-    pub fn attend(
-        &self,
-        segment: &GpuSegment<'a>,
-        view: &DeviceAttention,
-        q: DeviceSlice<'a>,
-        rows: [DeviceRows; 2],
-        out: DeviceSlice<'a>,
-    ) -> Result<()> {
-        let attended = Attended { values: out, records: None };
-        self.attend_into(segment, view, q, rows, attended)
-    }
-
-    /// As `attend`, and stores the segment's records if there are any.
-    fn attend_into(
-        &self,
-        segment: &GpuSegment<'a>,
-        view: &DeviceAttention,
-        q: DeviceSlice<'a>,
-        [k, v]: [DeviceRows; 2],
-        attended: Attended<'a>,
-    ) -> Result<()> {
-        let work = self.slice(&self.layout().mixer.work);
-        let q = segment.of(q, view.n_head * k.dim);
-        let Attended { values, records } = attended;
-        let out = segment.of(values, view.n_head * v.dim);
-        let data = AttentionData { tokens: segment.n(), q, k, v, work, out, records };
-        self.dev.ops.attention.launch(self.stream(), view, data)
-    }
-
-    /// The values that a mixer weighs → y, or added to x
-    pub fn mixer_output(&self, l: usize, output: &GpuLinear) -> Result<()> {
-        self.mixer_product(l, output, &self.attended_acts(output)?)
-    }
-
-    /// The same of values in the form that the projection reads.
-    fn mixer_product(&self, l: usize, output: &GpuLinear, acts: &GpuActs) -> Result<()> {
-        let Some(scale) = self.mixer_residual(l) else {
-            return self.linear(output, acts, self.y());
-        };
-        let dev = self.dev;
-        let (mat, bias) = (dev.weights.mat(&output.weight), dev.weights.bias(output));
-        let x = acts.view(mat.ty);
-        dev.ops.products.add_product(self.stream(), mat, x, bias, scale, self.x())
-    }
-
-    /// The factor of what the mixer of layer `l` adds to the residual stream, if its last
-    /// projection adds it: for few rows, where nothing comes between.
-    pub fn mixer_residual(&self, l: usize) -> Option<f32> {
-        let (hyper, layer) = (self.hyper(), self.layer(l));
-        let output = layer.mixer.output()?;
-        let is_one = matches!(layer.streams[Part::Mixer as usize], GpuStreams::One);
-        let has_scale = output.scale != 1.0 || hyper.attention_output_scale != 1.0;
-        let sees_before = layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before);
-        let is_plain = is_one && layer.post_norm.is_none() && !has_scale && !sees_before;
-        let is_few = is_few(&self.dev.weights.mat(&output.weight), self.n());
-        let is_added = is_plain && is_few && !self.adds_to_normed();
-        is_added.then_some(hyper.residual_scale).filter(|scale| *scale != 0.0)
-    }
-
-    /// The weighted values of all heads → y
-    pub fn attention_output(&self, output: &GpuLinear) -> Result<()> {
-        self.linear(output, &self.attended_acts(output)?, self.y())
-    }
-
-    fn attended_acts(&self, output: &GpuLinear) -> Result<GpuActs<'a>> {
-        let (n, cols) = (self.n(), output.weight.cols);
-        let attended = self.words(&self.layout().mixer.attended, n * cols);
-        self.mixer_acts([output.weight.ty], RowShape { n, cols }, attended)
     }
 }

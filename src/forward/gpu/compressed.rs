@@ -209,7 +209,7 @@ impl<'a> GpuPass<'a> {
             let rows = start..segment.rows.end.min(start + at_once);
             let part = GpuSegment { rows, ..segment.clone() };
             let (data, last) = (room.slice(0..part.n() * token), self.words(&c.last, part.n()));
-            let to = DeviceRows { data, n_ctx: n_rows, ..own };
+            let to = DeviceRows { data, heads: part.n(), n_ctx: n_rows, ..own };
             let seen = Seen {
                 own,
                 blocks: unpacked(packed, w.head_dim),
@@ -224,7 +224,7 @@ impl<'a> GpuPass<'a> {
             };
             // SAFETY: no blocks are chosen.
             unsafe { self.dev.ops.compress.gather(self.stream(), &seen)? };
-            let view = DeviceAttention { past: last, own_rows: true, max_seen: n_rows, ..view };
+            let view = DeviceAttention { past: last, lists: 1, max_seen: n_rows, ..view };
             self.attend(&part, &view, q, [to; 2], attended)?;
         }
         Ok(())

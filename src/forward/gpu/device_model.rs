@@ -53,7 +53,7 @@ impl DeviceModel {
     pub fn upload(model: &Model, gpu: &Device, options: &DenseOptions) -> Result<DeviceModel> {
         let n = options.n_ubatch;
         let (stream, ops) = (Stream::urgent(gpu)?, Ops::load(gpu, &types_of(model))?);
-        let mut packer = Packer::new(model, n);
+        let mut packer = Packer::new(model, n, options.n_ctx);
         let on = |l: usize| model.is_on_device(l, &options.layers, options.n_ctx);
         let layer = |l| on(l).then(|| packer.layer(l));
         let layers: Vec<_> = (0..model.hyper.n_layers).map(layer).collect();

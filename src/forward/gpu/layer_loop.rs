@@ -170,6 +170,7 @@ fn upload_positions(cx: &mut GpuPass) -> Result<()> {
         let tables = [
             (&ropes.main, &kept.cos_sin),
             (&ropes.sliding, &kept.sliding_cos_sin),
+            (&ropes.blocks, &kept.means_cos_sin),
             (&ropes.temperature, &kept.temperature),
         ];
         for (table, range) in tables {

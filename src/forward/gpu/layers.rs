@@ -2,18 +2,17 @@
 
 use crate::backend::gpu::conv::Units;
 use crate::backend::gpu::delta::NormGate;
-use crate::backend::ops::{
-    DeltaShape, DistanceBias, ExpertBiases, ExpertForm, ExpertShape, ScanShape,
-};
+use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertForm, ExpertShape};
 use crate::experts::vram::{GranuleLayout, Part};
 use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::compressed_layers::GpuCompressed;
+use crate::forward::gpu::index_layers::{GpuBlockIndexer, GpuSees};
+use crate::forward::gpu::recurrent_layers::{GpuLightning, GpuMamba, GpuMamba2, GpuShortConv};
 use crate::forward::gpu::weights::{GpuConv, GpuHeads, GpuLinear, GpuMatrix, GpuVector, Packer};
 use crate::model::descriptor::{self, ValueGate};
 use crate::model::heads::LatentShape;
 use crate::model::hyper::HyperParams;
-use crate::model::recurrent::{Mamba2Shape, MambaShape};
 use crate::model::streams::StreamParams;
 use crate::model::weights::{
     AttentionWeights, DeltaWeights, FfnWeights, Gate, Gates, KdaWeights, LatentWeights,
@@ -58,6 +57,8 @@ pub struct GpuAttention {
     pub output: GpuLinear,
     pub window: Option<usize>,
     pub chunk: Option<usize>,
+    /// `None` in contexts where no indexer chooses.
+    pub index: Option<Box<GpuBlockIndexer>>,
 }
 
 pub enum GpuQuery {
@@ -80,6 +81,7 @@ pub struct GpuLatent {
     pub slides: bool,
     pub sinks: Option<GpuVector>,
     pub window: Option<usize>,
+    pub sees: GpuSees,
     pub output: GpuLinear,
 }
 
@@ -98,48 +100,6 @@ pub struct GpuDelta {
     pub dt: GpuVector,
     pub norm: GpuVector,
     pub norm_gate: NormGate,
-    pub output: GpuLinear,
-}
-
-/// See `ShortConvWeights`.
-pub struct GpuShortConv {
-    pub input: GpuLinear,
-    pub conv: GpuConv,
-    pub output: GpuLinear,
-}
-
-/// See `MambaWeights`.
-pub struct GpuMamba {
-    pub shape: MambaShape,
-    pub input: GpuLinear,
-    pub conv: GpuConv,
-    pub scan: GpuLinear,
-    pub norms: [GpuVector; 3],
-    pub steps: GpuLinear,
-    pub log_decay: GpuVector,
-    pub skip: GpuVector,
-    pub output: GpuLinear,
-}
-
-/// See `Mamba2Weights`.
-pub struct GpuMamba2 {
-    pub shape: Mamba2Shape,
-    pub input: GpuLinear,
-    pub conv: GpuConv,
-    pub step_bias: GpuVector,
-    pub log_decay: GpuVector,
-    pub skip: GpuVector,
-    pub norm: GpuVector,
-    pub output: GpuLinear,
-}
-
-/// See `LightningWeights`.
-pub struct GpuLightning {
-    pub shape: ScanShape,
-    pub qkv: GpuLinear,
-    pub log_decay: GpuVector,
-    pub norm: GpuVector,
-    pub gate: GpuLinear,
     pub output: GpuLinear,
 }
 
@@ -178,6 +138,16 @@ pub enum GpuMixer {
 }
 
 impl GpuMixer {
+    /// The place of the cache with its state of a text, if it is layer `l` and has one.
+    fn state_slot(&self, hyper: &HyperParams, l: usize) -> Option<usize> {
+        let has_second = match self {
+            GpuMixer::Attention(w) => w.index.as_ref().is_some_and(|index| index.means),
+            GpuMixer::Compressed(w) => !w.compressors.is_empty(),
+            _ => return self.has_state().then_some(l),
+        };
+        has_second.then(|| hyper.second_slot(l))
+    }
+
     /// The projection that comes last.
     pub fn output(&self) -> Option<&GpuLinear> {
         match self {
@@ -195,10 +165,12 @@ impl GpuMixer {
     }
 
     /// Whether it keeps a state of a text in its layer's own place.
-    pub fn has_state(&self) -> bool {
+    fn has_state(&self) -> bool {
         match self {
-            GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Latent(_) => false,
-            GpuMixer::Compressed(_) => false,
+            GpuMixer::None | GpuMixer::Attention(_) | GpuMixer::Compressed(_) => false,
+            GpuMixer::Latent(w) => {
+                matches!(&w.sees, GpuSees::Chosen(indexer) if indexer.pool.is_some())
+            }
             GpuMixer::Delta(_) | GpuMixer::Kda(_) | GpuMixer::ShortConv(_) => true,
             GpuMixer::Mamba(_) | GpuMixer::Mamba2(_) | GpuMixer::Lightning(_) => true,
         }
@@ -384,11 +356,8 @@ pub struct GpuEncoder {
 impl GpuLayer {
     /// Places of the cache with states of layer `l`, in the order in which they are computed.
     pub fn state_slots(&self, hyper: &HyperParams, l: usize) -> impl Iterator<Item = usize> {
-        let compresses =
-            matches!(&self.mixer, GpuMixer::Compressed(w) if !w.compressors.is_empty());
-        let has_second = self.ngrams.is_some() || compresses;
-        let second = has_second.then(|| hyper.second_slot(l));
-        second.into_iter().chain(self.mixer.has_state().then_some(l))
+        let of_ngrams = self.ngrams.is_some().then(|| hyper.second_slot(l));
+        of_ngrams.into_iter().chain(self.mixer.state_slot(hyper, l))
     }
 
     /// The layer's experts that every token goes to.
@@ -525,6 +494,7 @@ impl<'a> Packer<'a> {
             output: self.linear(&w.output),
             window: w.window,
             chunk: w.chunk,
+            index: w.index.as_ref().and_then(|index| self.block_indexer(index)),
         }
     }
 
@@ -551,6 +521,7 @@ impl<'a> Packer<'a> {
             slides: w.slides,
             sinks: self.optional(&w.sinks),
             window: w.window,
+            sees: self.sees(&w.sees),
             output: self.linear(&w.output),
         }
     }

@@ -4,18 +4,24 @@ use crate::Result;
 use crate::backend::gpu::attention::DeviceAttention;
 use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::RowShape;
+use crate::forward::gpu::index_layers::GpuSees;
 use crate::forward::gpu::layers::{GpuLatent, GpuQuery};
 use crate::forward::gpu::pass::GpuPass;
+use crate::forward::gpu::weights::GpuLinear;
 use crate::model::heads::LatentShape;
 
 impl GpuPass<'_> {
     /// x → y
-    pub fn latent_attention(&self, l: usize, w: &GpuLatent) -> Result<()> {
+    pub fn latent_attention(&mut self, l: usize, w: &GpuLatent) -> Result<()> {
         let (m, ops, stream) = (&self.layout().mixer, &self.dev.ops, self.stream());
         let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = w.shape;
         let (n, eps) = (self.n(), self.hyper().norm_eps);
         let (heads, nope, row) = (n * n_head, head_dim - n_rot, rank + n_rot);
         self.latent_products(l, w)?;
+        if let GpuSees::Chosen(indexer) = &w.sees {
+            self.indexer_keys(l, indexer)?;
+            self.choose_positions(l, indexer)?;
+        }
         let q = self.words(&m.q, heads * head_dim);
         let kv = self.words(&m.kv, n * row);
         if let Some(norm) = &w.k_norm {
@@ -53,7 +59,11 @@ impl GpuPass<'_> {
                 sinks: w.sinks.as_ref().map(|sinks| self.dev.weights.vector(sinks)),
                 ..self.view(&segment)
             };
-            self.attend(&segment, &view, k, [rows, rows.narrow(rank)], absorbed)?;
+            let rows = [rows, rows.narrow(rank)];
+            match w.sees {
+                GpuSees::All => self.attend(&segment, &view, k, rows, absorbed)?,
+                _ => self.attend_seen(&segment, &view, k, rows, absorbed)?,
+            }
         }
         let attended = self.words(&m.attended, heads * head_dim_v);
         self.head_products(&w.v_b, RowShape { n: heads, cols: rank }, absorbed, attended)?;
@@ -76,11 +86,28 @@ impl GpuPass<'_> {
             GpuQuery::Direct(q) => q,
             GpuQuery::Compressed { a, .. } => a,
         };
-        let inputs = [first, &w.kv_a].into_iter().chain(&w.gate);
+        let indexer = match &w.sees {
+            GpuSees::Chosen(indexer) => Some(indexer),
+            _ => None,
+        };
+        let pool = indexer.iter().flat_map(|indexer| &indexer.pool).map(|pool| &pool.scores);
+        let of_indexer = indexer.iter().flat_map(|indexer| [&indexer.k, &indexer.weights]);
+        let of_indexer = of_indexer.chain(pool.clone());
+        let inputs = [first, &w.kv_a].into_iter().chain(&w.gate).chain(of_indexer);
         let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         self.linear(&w.kv_a, &acts, kv)?;
         if let Some(gate) = &w.gate {
             self.linear(gate, &acts, self.words(&m.gate, self.n() * gate.weight.rows))?;
+        }
+        let i = &self.layout().index;
+        let rows = |linear: &GpuLinear| self.n() * linear.weight.rows;
+        if let Some(indexer) = indexer {
+            self.linear(&indexer.k, &acts, self.words(&i.k, rows(&indexer.k)))?;
+            let weights = self.words(&i.weights, rows(&indexer.weights));
+            self.linear(&indexer.weights, &acts, weights)?;
+        }
+        for scores in pool {
+            self.linear(scores, &acts, self.words(&i.scores, rows(scores)))?;
         }
         let GpuQuery::Compressed { a, norm, b } = &w.query else {
             return self.linear(first, &acts, q);
@@ -89,11 +116,13 @@ impl GpuPass<'_> {
         self.linear(a, &acts, compressed)?;
         let (norm, eps) = (self.dev.weights.vector(norm), self.hyper().norm_eps);
         self.dev.ops.norm.rms_norm_heads(self.stream(), compressed, norm, eps)?;
-        let acts = self.mixer_acts(
-            [b.weight.ty],
-            RowShape { n: self.n(), cols: b.weight.cols },
-            compressed,
-        )?;
+        let second = indexer.map(|indexer| &indexer.q);
+        let types = [b].into_iter().chain(second).map(|linear| linear.weight.ty);
+        let shape = RowShape { n: self.n(), cols: b.weight.cols };
+        let acts = self.mixer_acts(types, shape, compressed)?;
+        if let Some(second) = second {
+            self.linear(second, &acts, self.words(&i.q, rows(second)))?;
+        }
         self.linear(b, &acts, q)
     }
 }

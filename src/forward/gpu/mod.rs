@@ -6,6 +6,7 @@
 //! each.
 
 mod acts;
+mod attend;
 mod attention;
 mod bump;
 mod cache;
@@ -21,6 +22,8 @@ mod experts;
 mod gated_delta;
 mod graphs;
 mod hybrid_moe;
+mod index_layers;
+mod indexer;
 mod kda;
 mod layer;
 mod layer_inputs;
@@ -36,6 +39,7 @@ mod ops;
 mod pass;
 pub mod placement;
 mod recurrent;
+mod recurrent_layers;
 mod steps;
 mod streams;
 mod upload;
@@ -314,6 +318,13 @@ impl GpuModel {
     ) -> Result<GpuCache> {
         let hyper = &model.hyper;
         let on_device = |slot: usize| self.dev.layers[hyper.layer_of_slot(slot)].is_some();
-        GpuCache::new(&self.copies, &hyper.cache_shapes(), &on_device, n_ctx, types)
+        let shapes = hyper.device_cache_shapes(n_ctx);
+        let cache = GpuCache::new(&self.copies, &shapes, &on_device, n_ctx, types)?;
+        // Behind the heads of keys are an indexer's, and nothing is behind those of values.
+        let by_head = hyper.choosing_indexer(n_ctx).filter(|indexer| indexer.by_head);
+        let own = by_head.iter().flat_map(|indexer| indexer.own.iter().enumerate());
+        let own = own.filter(|(l, own)| **own && on_device(*l));
+        own.map(|(l, _)| l).try_for_each(|l| cache.clear_last_values(l))?;
+        Ok(cache)
     }
 }

@@ -6,12 +6,14 @@ use crate::backend::gpu::activate::Activate;
 use crate::backend::gpu::acts::Quantize;
 use crate::backend::gpu::attention::Attention;
 use crate::backend::gpu::attention_inputs::AttentionInputs;
+use crate::backend::gpu::block_keys::BlockKeys;
 use crate::backend::gpu::cache::CacheStore;
 use crate::backend::gpu::compress::Compress;
 use crate::backend::gpu::conv::Conv;
 use crate::backend::gpu::delta::Delta;
 use crate::backend::gpu::expert::Experts;
 use crate::backend::gpu::heads::Heads;
+use crate::backend::gpu::index::Index;
 use crate::backend::gpu::matmul::Products;
 use crate::backend::gpu::norm::Norm;
 use crate::backend::gpu::rope::Rope;
@@ -36,6 +38,8 @@ pub struct Ops {
     pub inputs: AttentionInputs,
     pub attention: Attention,
     pub compress: Compress,
+    pub index: Index,
+    pub block_keys: BlockKeys,
     pub conv: Conv,
     pub delta: Delta,
     pub scan: Scanner,
@@ -62,6 +66,8 @@ impl Ops {
             inputs: AttentionInputs::load(gpu)?,
             attention: Attention::load(gpu)?,
             compress: Compress::load(gpu)?,
+            index: Index::load(gpu)?,
+            block_keys: BlockKeys::load(gpu)?,
             conv: Conv::load(gpu)?,
             delta: Delta::load(gpu)?,
             scan: Scanner::load(gpu)?,

@@ -71,6 +71,18 @@ impl<'a> GpuSegment<'a> {
         self.segment.phase == Phase::Prompt
     }
 
+    /// The rows behind the first `n`.
+    pub fn from(&self, n: usize) -> GpuSegment<'a> {
+        let rows = self.rows.end.min(self.rows.start + n)..self.rows.end;
+        GpuSegment { rows, ..self.clone() }
+    }
+
+    /// The first `n` rows, or all if there are fewer.
+    pub fn to(&self, n: usize) -> GpuSegment<'a> {
+        let rows = self.rows.start..self.rows.end.min(self.rows.start + n);
+        GpuSegment { rows, ..self.clone() }
+    }
+
     /// The segment's rows of a buffer with `width` f32s or u32s for each row of the batch.
     pub fn of(&self, all: DeviceSlice<'a>, width: usize) -> DeviceSlice<'a> {
         all.slice(4 * self.rows.start * width..4 * self.rows.end * width)

@@ -7,8 +7,8 @@ use crate::backend::gpu::rows;
 use crate::backend::gpu::scan::{DeviceScan, DeviceSelective, DeviceSteps};
 use crate::backend::ops::Columns;
 use crate::forward::gpu::acts::RowShape;
-use crate::forward::gpu::layers::{GpuLightning, GpuMamba, GpuMamba2, GpuShortConv};
 use crate::forward::gpu::pass::GpuPass;
+use crate::forward::gpu::recurrent_layers::{GpuLightning, GpuMamba, GpuMamba2, GpuShortConv};
 
 impl<'a> GpuPass<'a> {
     /// x → y = convolution(h)

@@ -89,11 +89,15 @@ pub struct Packer<'a> {
     /// The largest micro-batch, and the end of the tables of experts that every token goes to.
     n_tokens: usize,
     tables_end: usize,
+    /// Whether indexers choose positions.
+    pub(super) chooses: bool,
 }
 
 impl<'a> Packer<'a> {
-    pub fn new(model: &'a Model, n_tokens: usize) -> Packer<'a> {
-        Packer { model, parts: Vec::new(), end: 0, n_tokens, tables_end: 0 }
+    /// For micro-batches of up to `n_tokens` in contexts of `n_ctx`.
+    pub fn new(model: &'a Model, n_tokens: usize, n_ctx: usize) -> Packer<'a> {
+        let chooses = model.hyper.choosing_indexer(n_ctx).is_some();
+        Packer { model, parts: Vec::new(), end: 0, n_tokens, tables_end: 0, chooses }
     }
 
     /// The largest micro-batch.

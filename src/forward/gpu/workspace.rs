@@ -11,6 +11,7 @@ use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::acts_bytes;
 pub use crate::forward::gpu::bump::{BumpLayout, ByteRange};
 use crate::forward::gpu::compressed_layers::{CompressedLayout, CompressedSizes};
+use crate::forward::gpu::index_layers::{IndexLayout, ListsLayout};
 use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
 use crate::model::heads::LatentShape;
@@ -32,6 +33,7 @@ pub struct WorkspaceLayout {
     pub ngrams: NgramLayout,
     pub mixer: MixerLayout,
     pub compressed: CompressedLayout,
+    pub index: IndexLayout,
     pub ffn: FfnLayout,
     pub logits: ByteRange,
     /// Scratch memory for choosing the best logits, and the result: f32 [k], then u32 [k].
@@ -64,6 +66,8 @@ pub struct KeptLayout {
     pub cos_sin: ByteRange,
     /// The same of sliding layers, if they turn otherwise
     pub sliding_cos_sin: ByteRange,
+    /// The same of the first positions of the rows' blocks, if an indexer has means of blocks
+    pub means_cos_sin: ByteRange,
     /// f32 [tokens, head_dim / 2, 2]: factors on queries, and zeros
     pub temperature: ByteRange,
     /// u32 [segments]: position of the first row
@@ -76,6 +80,8 @@ pub struct KeptLayout {
     pub source: ByteRange,
     /// f32 [layers, tokens, layer_input]: the layers' own inputs
     pub inputs: ByteRange,
+    /// The positions that an indexer has chosen
+    pub lists: ListsLayout,
 }
 
 #[derive(Clone, Default)]
@@ -311,12 +317,14 @@ impl WorkspaceLayout {
                 true => 0,
                 false => n * hyper.sliding_rope.n_rot,
             }),
+            means_cos_sin: bump.words(hyper.means_block().map_or(0, |_| n * hyper.rope.n_rot)),
             temperature: bump.words(hyper.temperature.map_or(0, |_| n * hyper.head_dim)),
             past: bump.words(n),
             blocks: [n_blocks; 2].map(|n| bump.words(n)),
             block_cos_sin: [n_blocks; 2].map(|n| bump.words(n * hyper.rope.n_rot)),
             source: bump.words(1),
             inputs: bump.words(n * hyper.n_layers * hyper.layer_input),
+            lists: ListsLayout::new(hyper, n, n_ctx, &mut bump),
         };
         let mut layout = WorkspaceLayout {
             kept: [kept(), kept()],
@@ -328,6 +336,7 @@ impl WorkspaceLayout {
             ngrams: NgramLayout::new(hyper, n, &mut bump),
             mixer: MixerLayout::new(hyper, weights, n, n_ctx, &mut bump),
             compressed: CompressedLayout::new(weights, hyper, n, n_ctx, &mut bump),
+            index: IndexLayout::new(hyper, n, n_ctx, &mut bump),
             ffn: FfnLayout::new(hyper, weights, n, n_peers, &mut bump),
             logits: bump.words(LOGITS_ROWS.min(n) * n_vocab),
             top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),

@@ -4,7 +4,7 @@ use super::super::descriptor::{self, Positions, ValueGate};
 use super::super::heads::LatentShape;
 use super::binder::Binder;
 use super::{HeadMatrices, Linear, Matrix, Mixer};
-use crate::backend::ops::{DistanceBias, RopePairing};
+use crate::backend::ops::{DEVICE_INDEX_MAX, DistanceBias, RopePairing, RopeShape};
 use crate::model::recurrent::Recurrence;
 use crate::quant;
 use crate::{Error, Result};
@@ -81,10 +81,21 @@ pub struct LatentWeights {
     pub output: Linear,
 }
 
+impl AttentionWeights {
+    /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
+    pub fn has_kernels(&self, chooses: bool) -> bool {
+        let index = self.index.as_ref().filter(|_| chooses);
+        index.is_none_or(|index| index.k_norm.len() <= DEVICE_INDEX_MAX)
+    }
+}
+
 impl LatentWeights {
     /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
     pub fn has_kernels(&self, chooses: bool) -> bool {
-        !chooses || matches!(self.sees, Sees::All)
+        match &self.sees {
+            Sees::Chosen(indexer) if chooses => indexer.k_norm[0].len() <= DEVICE_INDEX_MAX,
+            _ => true,
+        }
     }
 }
 
@@ -113,6 +124,13 @@ pub struct Indexer {
     pub rope_offset: usize,
     /// Makes one key of several positions'.
     pub pool: Option<KeyPool>,
+}
+
+impl Indexer {
+    pub fn rope_shape(&self) -> RopeShape {
+        let (head_dim, offset) = (self.k_norm[0].len(), self.rope_offset);
+        RopeShape { head_dim, offset, pairing: self.pairing }
+    }
 }
 
 /// Makes a block's key of those of its positions: in each element their mean, weighed by the

@@ -68,7 +68,7 @@ impl Mixer {
     /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
     fn has_kernels(&self, chooses: bool) -> bool {
         match self {
-            Mixer::Attention(w) => w.index.is_none(),
+            Mixer::Attention(w) => w.has_kernels(chooses),
             Mixer::None | Mixer::ShortConv(_) => true,
             Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Kda(w) => w.shape.k_dim <= DEVICE_KEY_MAX,

@@ -45,15 +45,15 @@ pub struct LayerBytes {
     pub experts: Option<LayerNeeds>,
     /// Devices have no kernels for some part of it: it stays on the CPU, wherever it is.
     pub is_cpu_only: bool,
-    /// The layer whose keys and values it sees, if they are not its own: it stays on the CPU if
-    /// that one does.
-    pub keys_of: Option<usize>,
+    /// The layer whose keys and values it sees, or whose indexer has chosen what it sees, if it is
+    /// another: it stays on the CPU if that one does.
+    pub leader: Option<usize>,
 }
 
 impl LayerBytes {
     /// Whether a device computes it, being one of these layers.
     fn is_on_device(&self, layers: &Range<usize>) -> bool {
-        !self.is_cpu_only && self.keys_of.is_none_or(|other| layers.contains(&other))
+        !self.is_cpu_only && self.leader.is_none_or(|other| layers.contains(&other))
     }
 }
 

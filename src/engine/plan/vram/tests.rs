@@ -16,7 +16,7 @@ fn needs() -> DeviceNeeds {
         kv_bytes: 10 * MIB,
         experts: if l == 0 { None } else { experts(16, 1) },
         is_cpu_only: false,
-        keys_of: None,
+        leader: None,
     };
     DeviceNeeds {
         layers: (0..10).map(layer).collect(),
@@ -248,10 +248,10 @@ fn any_needs() -> impl Strategy<Value = DeviceNeeds> {
         LayerNeeds { n_experts, n_granules, k, slot_bytes, staging_bytes: 0 }
     });
     let is_cpu_only = proptest::bool::weighted(0.2);
-    let keys_of = proptest::option::weighted(0.2, 0..12usize);
-    let layer = (0..80 * MIB, 0..40 * MIB, proptest::option::of(slots), is_cpu_only, keys_of);
-    let layer = layer.prop_map(|(dense_bytes, kv_bytes, experts, is_cpu_only, keys_of)| {
-        LayerBytes { dense_bytes, kv_bytes, experts, is_cpu_only, keys_of }
+    let leader = proptest::option::weighted(0.2, 0..12usize);
+    let layer = (0..80 * MIB, 0..40 * MIB, proptest::option::of(slots), is_cpu_only, leader);
+    let layer = layer.prop_map(|(dense_bytes, kv_bytes, experts, is_cpu_only, leader)| {
+        LayerBytes { dense_bytes, kv_bytes, experts, is_cpu_only, leader }
     });
     let layers = proptest::collection::vec(layer, 1..12);
     let rest = (0..99 * MIB, 0..50 * MIB, 0..50 * MIB);

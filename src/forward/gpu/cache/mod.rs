@@ -16,11 +16,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A slot's ranges of the buffer: keys (or latent rows) and values, or a delta rule's past inputs
-/// and state.
+/// and state; and what is kept of a block that is not whole yet.
 struct SlotRanges {
     shape: LayerShape,
     first: Range<usize>,
     second: Range<usize>,
+    kept: Range<usize>,
 }
 
 /// The captured graph of what is before a layer's experts, and the numbers of positions of the text
@@ -43,14 +44,16 @@ pub struct GpuCache {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes of a layer's two parts, each with the padding behind it.
-fn parts(shape: LayerShape, n_ctx: usize, k: CacheType, v: CacheType) -> [usize; 2] {
+/// Bytes of a layer's parts, each with the padding behind it.
+fn parts(shape: LayerShape, n_ctx: usize, k: CacheType, v: CacheType) -> [usize; 3] {
     let bytes = match shape {
         LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
-            [n_ctx * n_head_kv * k.row_bytes(k_dim), n_ctx * n_head_kv * v.row_bytes(v_dim)]
+            [n_ctx * n_head_kv * k.row_bytes(k_dim), n_ctx * n_head_kv * v.row_bytes(v_dim), 0]
         }
-        LayerShape::Latent { dim, .. } => [n_ctx * k.row_bytes(dim), 0],
-        LayerShape::State(size) => [4 * size.n_past, 4 * size.n_state],
+        LayerShape::Latent { dim, index, kept } => {
+            [n_ctx * k.row_bytes(dim), n_ctx * v.row_bytes(index), 4 * kept]
+        }
+        LayerShape::State(size) => [4 * size.n_past, 4 * size.n_state, 0],
     };
     bytes.map(|bytes| bytes.next_multiple_of(256))
 }
@@ -68,10 +71,12 @@ impl GpuCache {
         let mut end = 0;
         let mut ranges = |slot: usize, shape: LayerShape| {
             on_device(slot).then(|| {
-                let [first, second] = parts(shape, n_ctx, k, v);
-                let start = end;
-                end = start + first + second;
-                SlotRanges { shape, first: start..start + first, second: start + first..end }
+                let [first, second, kept] = parts(shape, n_ctx, k, v).map(|bytes| {
+                    let start = end;
+                    end += bytes;
+                    start..end
+                });
+                SlotRanges { shape, first, second, kept }
             })
         };
         let slots = shapes.iter().enumerate().map(|(slot, shape)| ranges(slot, *shape)).collect();
@@ -82,6 +87,14 @@ impl GpuCache {
         let cache = GpuCache { id, graphs, buffer, slots, types: (k, v), n_ctx, copies };
         cache.clear_states()?;
         Ok(cache)
+    }
+
+    /// Resets the values of a slot's last head to zero.
+    pub fn clear_last_values(&self, slot: usize) -> Result<()> {
+        let values = self.of_slot(slot).1.expect("values beside the keys");
+        let stream = self.copies.stream();
+        stream.fill(values.last_head().data, 0)?;
+        stream.synchronize()
     }
 
     pub fn id(&self) -> u64 {
@@ -121,15 +134,19 @@ impl GpuCache {
         self.types
     }
 
-    /// Keys and values of a slot. Latent attention has rows and no values.
+    /// Keys and values of a slot. Latent attention has rows and, where an indexer chooses among
+    /// them, the keys of these.
     pub fn of_slot(&self, slot: usize) -> (DeviceRows<'_>, Option<DeviceRows<'_>>) {
-        let SlotRanges { shape, first, second } = self.ranges(slot);
+        let SlotRanges { shape, first, second, .. } = self.ranges(slot);
         match *shape {
             LayerShape::Heads { n_head_kv, k_dim, v_dim } => {
                 let values = self.rows(second, self.types.1, n_head_kv, v_dim);
                 (self.rows(first, self.types.0, n_head_kv, k_dim), Some(values))
             }
-            LayerShape::Latent { dim, .. } => (self.rows(first, self.types.0, 1, dim), None),
+            LayerShape::Latent { dim, index, .. } => {
+                let keys = self.rows(second, self.types.1, 1, index);
+                (self.rows(first, self.types.0, 1, dim), (index > 0).then_some(keys))
+            }
             LayerShape::State(_) => panic!("slot {slot} keeps no positions"),
         }
     }

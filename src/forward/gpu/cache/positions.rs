@@ -141,7 +141,7 @@ mod tests {
         [
             LayerShape::Heads { n_head_kv: 3, k_dim: 64, v_dim: 32 },
             LayerShape::State(StateSize { n_past: 12, n_state: 16 }),
-            LayerShape::Latent { dim: 96, index: 0, kept: 0 },
+            LayerShape::Latent { dim: 96, index: 32, kept: 0 },
             LayerShape::Heads { n_head_kv: 1, k_dim: 32, v_dim: 32 },
             LayerShape::Heads { n_head_kv: 2, k_dim: 32, v_dim: 32 },
         ]

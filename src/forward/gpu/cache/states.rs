@@ -8,11 +8,13 @@ use crate::forward::gpu::cache::{GpuCache, SlotRanges};
 use crate::model::kv::LayerShape;
 
 impl GpuCache {
-    /// A recurrence's past inputs and its state, of which either may be empty.
+    /// A recurrence's past inputs and its state, of which either may be empty; or what is kept of a
+    /// block that is not whole yet, and nothing.
     pub fn state(&self, slot: usize) -> [DeviceSlice<'_>; 2] {
-        let SlotRanges { shape, first, second } = self.ranges(slot);
-        let LayerShape::State(size) = shape else { panic!("slot {slot} has no state") };
-        [(first, size.n_past), (second, size.n_state)]
+        let ranges @ SlotRanges { shape, first, second, kept } = self.ranges(slot);
+        let size = ranges.state_size().unwrap_or_else(|| panic!("slot {slot} has no state"));
+        let past = if let LayerShape::State(_) = shape { first } else { kept };
+        [(past, size.n_past), (second, size.n_state)]
             .map(|(range, n)| self.buffer.slice(range.start..range.start + 4 * n))
     }
 
@@ -82,10 +84,19 @@ impl GpuCache {
 
     /// The slots with a state, in their order.
     fn recurrent(&self) -> impl Iterator<Item = (usize, StateSize)> {
-        self.slots.iter().enumerate().filter_map(|(slot, ranges)| match ranges.as_ref()?.shape {
-            LayerShape::State(size) => Some((slot, size)),
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(slot, ranges)| Some((slot, ranges.as_ref()?.state_size()?)))
+    }
+}
+
+impl SlotRanges {
+    /// `None` if the slot has no state.
+    fn state_size(&self) -> Option<StateSize> {
+        match self.shape {
+            LayerShape::State(size) => Some(size),
+            LayerShape::Latent { kept: n_past @ 1.., .. } => Some(StateSize { n_past, n_state: 0 }),
             _ => None,
-        })
+        }
     }
 }
 
@@ -110,12 +121,13 @@ mod tests {
             // The first layer is on the CPU.
             let on_device = |slot: usize| slot > 0;
             // Convolutions without a state, and states without a convolution.
-            let shapes = [state(20, 24), heads, state(20, 24), state(20, 0), state(0, 24)];
+            let latent = LayerShape::Latent { dim: 8, index: 2, kept: 12 };
+            let shapes = [state(20, 24), heads, state(20, 24), state(20, 0), state(0, 24), latent];
             GpuCache::new(&copies, &shapes, &on_device, 4, types).unwrap()
         };
         let all = |cache: &GpuCache| {
             let mut values = Vec::new();
-            [2, 3, 4].iter().for_each(|slot| cache.read_state(*slot, &mut values).unwrap());
+            [2, 3, 4, 5].iter().for_each(|slot| cache.read_state(*slot, &mut values).unwrap());
             values
         };
         let (first, second) = (cache(), cache());

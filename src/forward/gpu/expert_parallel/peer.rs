@@ -61,7 +61,7 @@ impl Peer {
         has_experts: &dyn Fn(usize) -> bool,
         n: usize,
     ) -> Result<Peer> {
-        let mut packer = Packer::new(model, n);
+        let mut packer = Packer::new(model, n, 0);
         let forms = (0..model.hyper.n_layers).map(|l| match has_experts(l) {
             true => packer.routed_form(l).unwrap_or_default(),
             false => GpuForm::default(),

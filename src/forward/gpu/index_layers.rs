@@ -1,0 +1,148 @@
+//! The indexers of layers on the device, uploaded, and their buffers.
+
+use crate::backend::gpu::index::{Scores, list_width};
+use crate::backend::ops::RopeShape;
+use crate::forward::gpu::bump::{BumpLayout, ByteRange};
+use crate::forward::gpu::weights::{GpuLinear, GpuVector, Packer};
+use crate::model::hyper::HyperParams;
+use crate::model::indexer::IndexerParams;
+use crate::model::weights::{BlockIndexer, Sees};
+
+/// See `BlockIndexer`.
+pub struct GpuBlockIndexer {
+    pub means: bool,
+    pub q: GpuLinear,
+    pub k: GpuLinear,
+    pub q_norm: GpuVector,
+    pub k_norm: GpuVector,
+}
+
+/// See `Sees`; all in contexts where no indexer chooses.
+pub enum GpuSees {
+    All,
+    Chosen(Box<GpuIndexer>),
+    AsBefore,
+}
+
+/// See `Indexer`.
+pub struct GpuIndexer {
+    pub q: GpuLinear,
+    pub k: GpuLinear,
+    pub k_norm: [GpuVector; 2],
+    pub weights: GpuLinear,
+    pub rope: RopeShape,
+    pub pool: Option<GpuKeyPool>,
+}
+
+/// See `KeyPool`.
+pub struct GpuKeyPool {
+    pub scores: GpuLinear,
+    pub places: GpuVector,
+}
+
+/// Bytes of rows that are gathered at once, unless a token has more: enough blocks for a device,
+/// and little beside a model's weights.
+const GATHERED_BYTES: usize = 64 << 20;
+
+/// Buffers of indexers: f32, with a row for each token.
+#[derive(Clone, Default)]
+pub struct IndexLayout {
+    /// [tokens, n_heads, dim]
+    pub q: ByteRange,
+    /// [tokens, dim]
+    pub k: ByteRange,
+    pub normed: ByteRange,
+    /// [tokens, n_heads]
+    pub weights: ByteRange,
+    /// [tokens, dim]: scores of positions in each element of their keys, if blocks have one key
+    pub scores: ByteRange,
+    /// Rows of keys and of values of a cache of any type, [tokens, KV heads, list], of as many
+    /// tokens as there is room for.
+    pub gathered: [ByteRange; 2],
+}
+
+impl IndexLayout {
+    /// For micro-batches of up to `n` tokens in contexts of `n_ctx`.
+    pub fn new(hyper: &HyperParams, n: usize, n_ctx: usize, bump: &mut BumpLayout) -> IndexLayout {
+        let Some(params) = hyper.choosing_indexer(n_ctx) else { return IndexLayout::default() };
+        // Latent rows are keys and values of all heads.
+        let (heads, dims) = match hyper.kv_rank {
+            0 => (hyper.n_head_kv, [hyper.head_dim, hyper.head_dim_v]),
+            rank => (1, [rank + hyper.rope.n_rot, 0]),
+        };
+        let n_rows = heads * width(params);
+        let bytes = 4 * n_rows * dims.iter().sum::<usize>();
+        let n_gathered = (GATHERED_BYTES / bytes).clamp(1, n.max(1));
+        IndexLayout {
+            q: bump.words(n * params.n_heads * params.dim),
+            k: bump.words(n * params.dim),
+            normed: bump.words(n * params.dim),
+            weights: bump.words(n * params.n_heads),
+            scores: bump.words(if params.block > 1 { n * params.dim } else { 0 }),
+            gathered: dims.map(|dim| bump.words(n_gathered * n_rows * dim)),
+        }
+    }
+}
+
+/// The lists of positions that a pass keeps from layer to layer.
+#[derive(Clone, Default)]
+pub struct ListsLayout {
+    /// u32 [tokens, lists, list] and [tokens, lists]: see `DeviceLists`.
+    pub chosen: ByteRange,
+    pub last: ByteRange,
+}
+
+impl ListsLayout {
+    pub fn new(hyper: &HyperParams, n: usize, n_ctx: usize, bump: &mut BumpLayout) -> ListsLayout {
+        let Some(params) = hyper.choosing_indexer(n_ctx) else { return ListsLayout::default() };
+        let n_lists = n * n_lists(params);
+        ListsLayout { chosen: bump.words(n_lists * width(params)), last: bump.words(n_lists) }
+    }
+}
+
+/// The scores that lists are made of.
+pub fn scores(params: &IndexerParams) -> Scores {
+    if params.by_head { Scores::Largest } else { Scores::Sums }
+}
+
+/// The number of a token's lists.
+pub fn n_lists(params: &IndexerParams) -> usize {
+    if params.by_head { params.n_heads } else { 1 }
+}
+
+/// The length of the longest list.
+pub fn width(params: &IndexerParams) -> usize {
+    list_width(scores(params), params.top_k, params.block)
+}
+
+impl<'a> Packer<'a> {
+    /// `None` in contexts where no indexer chooses.
+    pub fn block_indexer(&mut self, w: &'a BlockIndexer) -> Option<Box<GpuBlockIndexer>> {
+        let upload = |packer: &mut Packer<'a>| GpuBlockIndexer {
+            means: w.means,
+            q: packer.linear(&w.q),
+            k: packer.linear(&w.k),
+            q_norm: packer.vector(&w.q_norm),
+            k_norm: packer.vector(&w.k_norm),
+        };
+        self.chooses.then(|| Box::new(upload(self)))
+    }
+
+    pub fn sees(&mut self, sees: &'a Sees) -> GpuSees {
+        match sees {
+            Sees::Chosen(w) if self.chooses => GpuSees::Chosen(Box::new(GpuIndexer {
+                q: self.linear(&w.q),
+                k: self.linear(&w.k),
+                k_norm: w.k_norm.each_ref().map(|vector| self.vector(vector)),
+                weights: self.linear(&w.weights),
+                rope: w.rope_shape(),
+                pool: w.pool.as_ref().map(|pool| GpuKeyPool {
+                    scores: self.linear(&pool.scores),
+                    places: self.vector(&pool.places),
+                }),
+            })),
+            Sees::AsBefore if self.chooses => GpuSees::AsBefore,
+            _ => GpuSees::All,
+        }
+    }
+}
