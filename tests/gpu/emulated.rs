@@ -3,7 +3,7 @@
 
 use half::f16;
 use moeba::backend::gpu::emulated::{Config, Faults, ProbeParams};
-use moeba::backend::gpu::rope::RopeParams;
+use moeba::backend::gpu::norm::RmsNormParams;
 use moeba::backend::gpu::{
     Device, DeviceBuffer, DevicePtr, Emulated, Event, Grid, Kernel, Pinned, PinnedKind, Stream,
     u32_of,
@@ -267,10 +267,10 @@ fn launches_that_do_not_fit_the_kernel_are_refused() {
     let gpu = device(0);
     let no_such = sentence(Kernel::<ProbeParams>::find(&gpu, "no_such"));
     assert_eq!(no_such, "there is no kernel no_such");
-    // RopeParams has the size of ProbeParams.
-    assert_eq!(size_of::<RopeParams>(), size_of::<ProbeParams>());
-    let other = sentence(Kernel::<RopeParams>::find(&gpu, "probe_faults"));
-    assert_eq!(other, "kernel probe_faults takes ProbeParams of 48 bytes, not RopeParams");
+    // RmsNormParams has the size of ProbeParams.
+    assert_eq!(size_of::<RmsNormParams>(), size_of::<ProbeParams>());
+    let other = sentence(Kernel::<RmsNormParams>::find(&gpu, "probe_faults"));
+    assert_eq!(other, "kernel probe_faults takes ProbeParams of 48 bytes, not RmsNormParams");
 }
 
 /// `out` = factor · x + y, of eight numbers.
