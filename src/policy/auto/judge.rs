@@ -133,7 +133,7 @@ impl Bout {
 
 impl Judge {
     /// Keeps one of `n` candidates at first. `ratios`: of an earlier run; one that has tried all in
-    /// vain is believed for as long as if this run had.
+    /// vain is believed for as long as if this run had, else what it has not tried comes first.
     pub fn new(kept: usize, ratios: Vec<Option<f64>>) -> Judge {
         let n = ratios.len();
         assert!(kept < n);
@@ -141,6 +141,8 @@ impl Judge {
         let interval = INTERVAL_MIN * if is_known { INTERVAL_GROWTH } else { 1 };
         let is_new = ratios.iter().all(Option::is_none);
         let warm_up = if is_new { WARM_UP } else { WARM_UP_AGAIN };
+        let others = (1..n).map(|i| (kept + i) % n);
+        let untried: Vec<usize> = others.filter(|i| ratios[*i].is_none()).collect();
         Judge {
             kept,
             active: kept,
@@ -150,8 +152,8 @@ impl Judge {
             bout: None,
             wait: warm_up.max(interval),
             interval,
-            next: (kept + 1) % n,
-            left: n - 1,
+            next: untried.first().copied().unwrap_or((kept + 1) % n),
+            left: if untried.is_empty() { n - 1 } else { untried.len() },
         }
     }
 
@@ -171,6 +173,16 @@ impl Judge {
 
     pub fn ratios(&self) -> &[Option<f64>] {
         &self.ratios
+    }
+
+    /// The same for a later run: a bout that is under way counts with what it has measured, so that
+    /// short runs try one candidate after the other.
+    pub fn ratios_so_far(&self) -> Vec<Option<f64>> {
+        let mut ratios = self.ratios.clone();
+        if let Some(bout) = self.bout.as_ref().filter(|bout| bout.n > 0) {
+            ratios[bout.challenger] = Some(bout.mean().exp());
+        }
+        ratios
     }
 
     /// A decode step has ended.
@@ -344,6 +356,23 @@ mod tests {
             judge.count(cost(judge.active(), step));
             assert_eq!(judge.kept(), 0, "step {step}");
         }
+    }
+
+    /// Runs that are too short for a bout to end, with a profile between them, try all candidates.
+    #[test]
+    fn short_runs_try_one_after_the_other() {
+        let mut ratios = vec![None; 5];
+        let mut tried = [false; 5];
+        for _ in 0..8 {
+            let mut judge = Judge::new(0, ratios);
+            for step in 0..(WARM_UP_AGAIN + 2 * PAIRS_MIN + 4) * WINDOW_STEPS {
+                tried[judge.active()] = true;
+                judge.count((1000.0 + 30.0 * noise(step)) as u64);
+            }
+            ratios = judge.ratios_so_far();
+        }
+        assert_eq!(tried, [true; 5]);
+        assert!(ratios[1..].iter().all(Option::is_some));
     }
 
     /// A short run after one that has tried all candidates tries none again.

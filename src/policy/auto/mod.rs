@@ -179,9 +179,9 @@ impl Predictor for Auto {
 
     fn save(&self, profile: &mut Profile) {
         self.here().for_each(|predictor| predictor.save(profile));
-        let ratios = self.judge.ratios();
+        let ratios = self.judge.ratios_so_far();
         if ratios.iter().any(Option::is_some) {
-            let candidates = self.modes.iter().zip(ratios);
+            let candidates = self.modes.iter().zip(&ratios);
             let candidates =
                 candidates.map(|(mode, ratio)| (mode.name.as_bytes(), *ratio)).collect();
             profile.set(SECTION, Choice { kept: self.judge.kept(), candidates }.encode());
