@@ -5,7 +5,7 @@ use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::{EngineOptions, Want};
 
-/// The look-up of the chosen experts, which is no part of a graph.
+/// One operation looks up the chosen experts, outside of the graph.
 const LOOK_UP: usize = 1;
 
 /// Operations of a layer in the middle, before its experts and from there on.

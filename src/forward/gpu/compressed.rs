@@ -22,11 +22,6 @@ fn kind_of(ratio: usize) -> usize {
     RATIOS.iter().position(|known| *known == ratio).expect("a ratio that is known")
 }
 
-/// Rows of `dim` elements among a layer's cached parts of them.
-fn unpacked(packed: DeviceRows<'_>, dim: usize) -> DeviceRows<'_> {
-    DeviceRows { dim, stride: dim, n_ctx: packed.n_ctx * packed.dim / dim, ..packed }
-}
-
 /// The rows of blocks from `first` on.
 fn rows_of_blocks(
     packed: DeviceRows<'_>,
@@ -34,7 +29,7 @@ fn rows_of_blocks(
     ratio: usize,
     first: usize,
 ) -> DeviceRows<'_> {
-    let (all, pages) = (unpacked(packed, dim), ratio.div_ceil(PAGE));
+    let (all, pages) = (packed.unpacked(dim), ratio.div_ceil(PAGE));
     let start = (pages * (first + 1) - 1) * all.row_bytes();
     let data = all.data.slice(start.min(all.data.len())..all.data.len());
     let n_ctx = (all.n_ctx / pages).saturating_sub(first);
@@ -212,7 +207,7 @@ impl<'a> GpuPass<'a> {
             let to = DeviceRows { data, heads: part.n(), n_ctx: n_rows, ..own };
             let seen = Seen {
                 own,
-                blocks: unpacked(packed, w.head_dim),
+                blocks: packed.unpacked(w.head_dim),
                 pages: ratio.div_ceil(PAGE),
                 ratio,
                 window: w.window,

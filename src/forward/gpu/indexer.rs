@@ -8,9 +8,11 @@ use crate::backend::gpu::attention::DeviceAttention;
 use crate::backend::gpu::block_keys::{KeyRows, KeyScores};
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::index::{DeviceIndex, DeviceLists, IndexQueries};
+use crate::backend::gpu::rope::DeviceCosSin;
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::index_layers::{GpuBlockIndexer, GpuIndexer, n_lists, scores, width};
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
+use crate::forward::gpu::weights::GpuVector;
 use crate::model::indexer::IndexerParams;
 
 impl<'a> GpuPass<'a> {
@@ -90,19 +92,23 @@ impl<'a> GpuPass<'a> {
         })
     }
 
+    /// Normalises and rotates the heads of an indexer's queries or keys.
+    fn index_heads(&self, x: DeviceSlice, norm: &GpuVector, table: DeviceCosSin) -> Result<()> {
+        let hyper = self.hyper();
+        let shape = self.model.rope_shape(self.indexer_params().dim, hyper.rope_offset);
+        let norm = self.dev.weights.vector(norm);
+        self.dev.ops.norm.rms_norm_heads(self.stream(), x, norm, hyper.norm_eps)?;
+        self.rope(x, shape, table)
+    }
+
     /// The queries and keys of an indexer over blocks of each head's, of which the products are
     /// there, and the choice by them. Its keys lie behind those of the heads of keys.
     pub fn choose_blocks(&self, l: usize, w: &GpuBlockIndexer) -> Result<()> {
         let (i, params) = (&self.layout().index, self.indexer_params());
-        let eps = self.hyper().norm_eps;
         let q = self.words(&i.q, self.n() * params.n_heads * params.dim);
         let k = self.words(&i.k, self.n() * params.dim);
-        let shape = self.model.rope_shape(params.dim, self.hyper().rope_offset);
-        for (x, norm) in [(q, &w.q_norm), (k, &w.k_norm)] {
-            let norm = self.dev.weights.vector(norm);
-            self.dev.ops.norm.rms_norm_heads(self.stream(), x, norm, eps)?;
-            self.rope(x, shape, self.rope_table(false))?;
-        }
+        self.index_heads(q, &w.q_norm, self.rope_table(false))?;
+        self.index_heads(k, &w.k_norm, self.rope_table(false))?;
         let keys = |segment: &GpuSegment<'a>| self.own_rows(l, segment).0.last_head();
         self.store_keys(k, keys)?;
         self.choose(None, keys)
@@ -110,18 +116,13 @@ impl<'a> GpuPass<'a> {
 
     /// The same of an indexer by the means of blocks' keys, which are in a cache of their own.
     pub fn choose_by_means(&mut self, l: usize, w: &GpuBlockIndexer) -> Result<()> {
-        let (i, params, dev) = (&self.layout().index, self.indexer_params(), self.dev);
-        let (eps, slot) = (self.hyper().norm_eps, self.hyper().second_slot(l));
+        let (i, params) = (&self.layout().index, self.indexer_params());
+        let slot = self.hyper().second_slot(l);
         let q = self.words(&i.q, self.n() * params.n_heads * params.dim);
         let [k, means] = [&i.k, &i.normed].map(|range| self.words(range, self.n() * params.dim));
         self.block_keys(slot, k, None, means)?;
-        let shape = self.model.rope_shape(params.dim, self.hyper().rope_offset);
-        let tables = [self.rope_table(false), self.block_rope_table()];
-        for ((x, norm), table) in [(q, &w.q_norm), (means, &w.k_norm)].into_iter().zip(tables) {
-            let norm = dev.weights.vector(norm);
-            dev.ops.norm.rms_norm_heads(self.stream(), x, norm, eps)?;
-            self.rope(x, shape, table)?;
-        }
+        self.index_heads(q, &w.q_norm, self.rope_table(false))?;
+        self.index_heads(means, &w.k_norm, self.block_rope_table())?;
         let keys = |segment: &GpuSegment<'a>| segment.cache.of_slot(slot).0.unpacked(params.dim);
         self.store_keys(means, keys)?;
         self.choose(None, keys)
