@@ -153,7 +153,8 @@ struct GatherParams {
     Address<const u32> own;
     // [.., row_words]: block b's is row (b + 1) · pages - 1
     Address<const u32> blocks;
-    // [tokens, n_chosen] or null: a token's blocks, ascending, if it sees more than n_chosen
+    // [tokens, (n_chosen + 1) · ratio - 1] or null: the positions of a token's blocks, ascending,
+    // if it sees more than n_chosen; see index.cu
     Address<const u32> chosen;
     // The first token's position is past[0] + first.
     Address<const u32> past;
@@ -187,7 +188,10 @@ KERNEL(gather_seen, GATHER_THREADS, GatherParams) {
     Global<const u32> from = own + static_cast<u64>(n_seen - near + i) * row_words;
     if (i >= near) {
         u32 block = i - near;
-        if (chooses) block = chosen[static_cast<u64>(token) * p.n_chosen + block];
+        if (chooses) {
+            u32 width = (p.n_chosen + 1) * p.ratio - 1;
+            block = chosen[static_cast<u64>(token) * width + block * p.ratio] / p.ratio;
+        }
         from = blocks + (static_cast<u64>(block + 1) * p.pages - 1) * row_words;
     }
     Global<u32> to = p.to + (static_cast<u64>(token) * p.n_rows + i) * row_words;

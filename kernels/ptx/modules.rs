@@ -309,8 +309,8 @@
     Module {
         source: "compress",
         compute: 75,
-        digest: "a19277e103a50c08819468983e8438c0972a729044130b92cde1b100f515adee",
-        ptx: "a7330e267b9254af637b29db6cc06fa7378d9940ca9d8c6b34a7fff8723eb5d3",
+        digest: "17b368269af66c790d10a16b4d4cfe76eb95287863588f95990e90db3b9bb52a",
+        ptx: "cff4f4bb91de8439fa25022675e43c3411c25a4633f87b8307f5d51c2c1a0101",
         kernels: &[
             "keep_rows",
             "compress_rows",
@@ -320,32 +320,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "080317b7ba4210d202547273c69011550a9ce3117601e42a473f1ac8c9ef9613",
+                sha256: "d73823c57bb0c8d2a08703aa87972282de37214b0603edc8f44521c8fd3ff5f3",
                 lzma: include_bytes!("compress.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "0f236b231f0bb90c25a0b6b85fcef038d8fbfd43afbeb57c3cd2797c91c9a8b1",
+                sha256: "3b521ca9c3aa68e01bd20963d225af5b90279e1e839710f647bcf2333b645426",
                 lzma: include_bytes!("compress.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "2bac3a31d532bc4e2abcc92e2d8103a3da20e13ef48a15db46acc212166faa3e",
+                sha256: "d805e103b95e89af258d8292ab14eb83e2e5c551f764f366006c38ee8100d8e5",
                 lzma: include_bytes!("compress.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "e6af7b4aac1c29c7b0f12f255282e012225128badfbcf0127d971557799de515",
+                sha256: "442f20ed490875f702fc29f84a2e881eb086134acf2438e9993f41a5417c7b54",
                 lzma: include_bytes!("compress.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "1ba210136089135dd3bfb305c6aaf576fa03a8f30d90b5e75ce952d50c457db4",
+                sha256: "c933a20c276d22081902dc063075ae220353e1bd020a6176addc088177d94819",
                 lzma: include_bytes!("compress.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "77a941d3f270c4d3f8217d63dca477b3477faee6f46c331e318680d15676a793",
+                sha256: "2123ebb1e01aa9b626e418531dd983816dad255429954aaa60b9149b824c81c4",
                 lzma: include_bytes!("compress.sm_120.cubin.lzma"),
             },
         ],

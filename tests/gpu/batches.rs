@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 31] = [
+const MODELS: [&str; 32] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -39,6 +39,7 @@ const MODELS: [&str; 31] = [
     "kimi-linear",
     "jamba",
     "kimi-k3",
+    "deepseek4",
     "glm5-next",
     "qwen4exp",
     "glm-dsa",

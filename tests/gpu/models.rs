@@ -165,45 +165,50 @@ agree! {
     several_streams: 0.0, ["kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
 }
 
-/// Attention to compressed rows, whose indexer has none to leave out: blocks of 4 and of 128
-/// positions, in one pass and in parts, over caches of any type.
+/// Attention to compressed rows: blocks of 4 positions, of which an indexer sees all or chooses,
+/// and of 128; in one pass, in parts, and by single tokens; over caches of any type.
 #[test]
 fn compressed_rows() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, cache) in [("deepseek4", CacheType::F32), ("deepseek4_hf", CacheType::F16)] {
+    let text: Vec<u32> = (0..130).map(|i| 3 + (i * 37) % 90).collect();
+    let long = |engine: &Arc<Engine>| bits(&answer_to(engine, &text, 126));
+    // Tokens see all blocks until they see 9, of which 8 are chosen.
+    let short = |engine: &Arc<Engine>| bits(&answer_to(engine, &text[..40], 31));
+    let cases = [("deepseek4", CacheType::F32, 2), ("deepseek4_hf", CacheType::F16, 3)];
+    for (name, cache, n_gpu_layers) in cases {
         let path = convert_golden(name, "q8_0", dir.path());
         if !is_there(&path) {
             return;
         }
-        let with = |options: EngineOptions| EngineOptions {
-            overrides: vec!["deepseek4.attention.indexer.top_k=int:64".parse().unwrap()],
-            cache_type_k: cache,
-            cache_type_v: cache,
-            n_ctx: Some(256),
-            exact: true,
-            ..options
-        };
-        let text: Vec<u32> = (0..130).map(|i| 3 + (i * 37) % 90).collect();
-        let answer = |engine: &Arc<Engine>| {
-            let mut session = engine.new_session().unwrap();
-            let mut out = session.eval(&text[..126], Want::Last).unwrap().all().to_vec();
-            for token in &text[126..] {
-                out.extend_from_slice(session.eval(&[*token], Want::Last).unwrap().all());
+        let mut answers = Vec::new();
+        for top_k in [64, 8] {
+            let key = format!("deepseek4.attention.indexer.top_k=int:{top_k}");
+            let with = |options: EngineOptions| {
+                let (overrides, exact) = (vec![key.parse().unwrap()], true);
+                let (k, v, n_ctx) = (cache, cache, Some(160));
+                let options = EngineOptions { cache_type_k: k, cache_type_v: v, ..options };
+                load(&path, &EngineOptions { overrides, n_ctx, exact, ..options })
+            };
+            let (cpu, device) = (with(on_cpu()), with(on_device(1, "")));
+            let plan = &device.plan().device.as_ref().unwrap().plan;
+            assert_eq!((plan.n_cpu_only, plan.gpu_layers.start), (0, 0), "{name}");
+            let expected = long(&cpu);
+            assert!(long(&device) == expected, "{name}, {top_k} blocks, cache of {cache}");
+            if top_k == 8 {
+                let expected = short(&cpu);
+                let parts = EngineOptions { n_ubatch: Some(10), ..on_device(2, "60%") };
+                assert!(short(&with(parts)) == expected, "{name} in parts");
+                let part = EngineOptions { gpu_layers: Some(n_gpu_layers), ..on_device(3, "30%") };
+                assert!(short(&with(part)) == expected, "{name}, layers on the CPU");
             }
-            bits(&out)
-        };
-        let expected = answer(&load(&path, &with(on_cpu())));
-        let device = load(&path, &with(on_device(1, "")));
-        let plan = &device.plan().device.as_ref().unwrap().plan;
-        assert_eq!((plan.n_cpu_only, plan.gpu_layers.start), (0, 0), "{name}");
-        assert!(answer(&device) == expected, "{name}, cache of {cache}");
-        let parts = EngineOptions { n_ubatch: Some(50), ..on_device(2, "60%") };
-        assert!(answer(&load(&path, &with(parts))) == expected, "{name} in parts");
+            answers.push(expected);
+        }
+        assert!(answers[0] != answers[1], "{name}: an indexer has chosen");
     }
 }
 
 /// Models of which no layer is left to the CPU.
-const WITHOUT_CPU: [&str; 23] = [
+const WITHOUT_CPU: [&str; 24] = [
     "lfm2moe",
     "kimi-linear",
     "kimi-k3",
@@ -225,6 +230,7 @@ const WITHOUT_CPU: [&str; 23] = [
     "dots3note",
     "hy_v4",
     "minimax-m3",
+    "deepseek4",
     "glm5-next",
     "qwen4exp",
 ];
@@ -335,7 +341,7 @@ fn what_an_indexer_chooses_does_not_depend_on_division() {
 #[test]
 fn several_streams_do_not_depend_on_division_or_budget() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["kimi-k3", "glm5-next", "qwen4exp"] {
+    for name in ["kimi-k3", "deepseek4", "glm5-next", "qwen4exp"] {
         let path = convert_golden(name, "q8_0", dir.path());
         if !is_there(&path) {
             return;

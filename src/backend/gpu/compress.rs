@@ -2,6 +2,7 @@
 //! `cpu::compress` and `forward::compressed`, to the bit.
 
 use super::cache::DeviceRows;
+use super::index::{DeviceLists, Scores, list_width};
 use super::rope::DeviceCosSin;
 use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
@@ -122,8 +123,8 @@ pub struct Seen<'a> {
     pub pages: usize,
     pub ratio: usize,
     pub window: usize,
-    /// u32 [tokens, n]: the blocks of a token that would see more of them.
-    pub chosen: Option<(DeviceSlice<'a>, usize)>,
+    /// The positions of so many blocks, of tokens that would see more of them.
+    pub chosen: Option<(DeviceLists<'a>, usize)>,
     /// u32 [1]; the first token's position is `first` behind it
     pub past: DeviceSlice<'a>,
     pub first: usize,
@@ -221,7 +222,7 @@ impl Compress {
     /// If sizes do not fit each other.
     ///
     /// # Safety
-    /// When the launch runs, `seen.chosen` are blocks of which the token sees the last position.
+    /// When the launch runs, `seen.chosen` are whole blocks of which the token sees all positions.
     pub unsafe fn gather(&self, stream: &Stream, seen: &Seen) -> Result<()> {
         let Seen { own, blocks, pages, ratio, window, to, .. } = *seen;
         [own, blocks, to].iter().for_each(DeviceRows::assert_whole);
@@ -233,8 +234,12 @@ impl Compress {
         assert!(own.n_ctx / ratio * pages <= blocks.n_ctx, "{} rows of blocks", blocks.n_ctx);
         assert!(tokens * to.n_ctx * bytes <= to.data.len(), "{tokens} tokens' rows");
         let n_chosen = seen.chosen.map_or(0, |(_, n)| n);
-        let chosen = seen.chosen.map(|(chosen, _)| chosen);
-        assert!(chosen.is_none_or(|chosen| chosen.holds::<u32>(tokens * n_chosen)));
+        let chosen = seen.chosen.map(|(lists, n)| {
+            let width = list_width(Scores::Sums, n, ratio);
+            assert_eq!((lists.lists, lists.width), (1, width), "lists of {n} blocks");
+            assert!(lists.chosen.holds::<u32>(tokens * width));
+            lists.chosen
+        });
         assert!(seen.past.holds::<u32>(1));
         if tokens == 0 {
             return Ok(());

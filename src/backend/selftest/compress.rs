@@ -9,6 +9,7 @@ use crate::backend::cpu::compress::ScoredRow;
 use crate::backend::cpu::rope::RopeTable;
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::compress::{Blocks, Compress, DeviceCompressor, Seen, TextRows};
+use crate::backend::gpu::index::{DeviceLists, Scores, list_width};
 use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::ops::{Frequencies, RopePairing, RopeShape};
 use crate::gguf::TensorType;
@@ -128,6 +129,15 @@ fn rope_shape(dim: usize) -> RopeShape {
     RopeShape { head_dim: dim, offset: dim - N_ROT, pairing: RopePairing::Adjacent }
 }
 
+/// A list of the positions of blocks; what is behind them is no block's.
+fn positions(blocks: &[u32], ratio: usize, width: usize) -> Vec<u32> {
+    let ratio = ratio as u32;
+    let of_block = |block: &u32| block * ratio..(block + 1) * ratio;
+    let mut all: Vec<u32> = blocks.iter().flat_map(of_block).collect();
+    all.resize(width, u32::MAX);
+    all
+}
+
 /// Rows of tokens whose window is not full at first, blocks of two rows of which the last is the
 /// block's, and a choice among them.
 fn gather(bench: &Bench, kernels: &Compress, row: &mut Row, chosen: Option<usize>) -> Result<()> {
@@ -141,6 +151,9 @@ fn gather(bench: &Bench, kernels: &Compress, row: &mut Row, chosen: Option<usize
     let own = numbers(1000, N_CTX * WORDS);
     let blocks = numbers(5000, N_CTX / RATIO * PAGES * WORDS);
     let ids: Vec<u32> = (0..tokens).flat_map(|t| [(t % 2) as u32, 2]).collect();
+    let width = list_width(Scores::Sums, 2, RATIO);
+    let lists: Vec<u32> =
+        ids.chunks_exact(2).flat_map(|ids| positions(ids, RATIO, width)).collect();
     let (mut expected, mut last) = (vec![0; tokens * n_rows * WORDS], Vec::new());
     for (t, to) in expected.chunks_exact_mut(n_rows * WORDS).enumerate() {
         let n_seen = past + t + 1;
@@ -159,7 +172,7 @@ fn gather(bench: &Bench, kernels: &Compress, row: &mut Row, chosen: Option<usize
     }
     let (own, blocks) = (bench.up_u32(&own)?, bench.up_u32(&blocks)?);
     let (to, last_up) = (bench.up_u32(&vec![0; expected.len()])?, bench.empty(4 * tokens)?);
-    let (ids, past) = (bench.up_u32(&ids)?, bench.up_u32(&[past as u32])?);
+    let (lists, past) = (bench.up_u32(&lists)?, bench.up_u32(&[past as u32])?);
     let rows = |data, n_ctx| DeviceRows {
         ty: TensorType::F32,
         data,
@@ -168,13 +181,14 @@ fn gather(bench: &Bench, kernels: &Compress, row: &mut Row, chosen: Option<usize
         stride: WORDS,
         n_ctx,
     };
+    let lists = DeviceLists { lists: 1, width, chosen: lists.all(), last: last_up.all() };
     let seen = Seen {
         own: rows(own.all(), N_CTX),
         blocks: rows(blocks.all(), N_CTX / RATIO * PAGES),
         pages: PAGES,
         ratio: RATIO,
         window: WINDOW,
-        chosen: chosen.map(|n| (ids.all(), n)),
+        chosen: chosen.map(|n| (lists, n)),
         past: past.all(),
         first: 0,
         to: rows(to.all(), n_rows),

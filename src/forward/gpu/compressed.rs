@@ -82,6 +82,9 @@ impl<'a> GpuPass<'a> {
             self.store(&segment, row, rows)?;
         }
         self.compress(l, w)?;
+        if w.chooses.is_some() {
+            self.choose_rows(l)?;
+        }
         // attention, each text over its own cache
         let attended = self.words(&m.attended, n * width);
         for segment in self.segments() {
@@ -99,14 +102,16 @@ impl<'a> GpuPass<'a> {
         self.linear(output, &acts, self.y())
     }
 
-    /// x → q [tokens, n_head, head_dim] and k [tokens, head_dim], which are not rotated, and the
-    /// compressors' values and scores
+    /// x → q [tokens, n_head, head_dim] and k [tokens, head_dim], which are not rotated, the
+    /// compressors' values and scores, and an indexer's queries and weights
     fn compressed_products(&self, l: usize, w: &GpuCompressed) -> Result<()> {
         let (n, m, c) = (self.n(), &self.layout().mixer, &self.layout().compressed);
         let (norm, stream, eps) = (&self.dev.ops.norm, self.stream(), self.hyper().norm_eps);
         let vector = |vector| self.dev.weights.vector(vector);
         let made = w.compressors.iter().flat_map(|made| [&made.values, &made.scores]);
-        let inputs = [&w.q_a, &w.row].into_iter().chain(made);
+        let chooser = w.chooses.as_ref();
+        let weights = chooser.map(|chooser| &chooser.weights);
+        let inputs = [&w.q_a, &w.row].into_iter().chain(made).chain(weights);
         let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
         let rank = w.q_a.weight.rows;
         let (ranks, row) = (self.words(&m.compressed, n * rank), self.words(&m.k, n * w.head_dim));
@@ -117,10 +122,19 @@ impl<'a> GpuPass<'a> {
                 self.linear(linear, &acts, self.words(to, n * linear.weight.rows))?;
             }
         }
+        let i = &self.layout().index;
+        if let Some(weights) = weights {
+            self.linear(weights, &acts, self.words(&i.weights, n * weights.weight.rows))?;
+        }
         norm.rms_norm_heads(stream, row, vector(&w.row_norm), eps)?;
         norm.rms_norm_heads(stream, ranks, vector(&w.q_a_norm), eps)?;
         let q = self.words(&m.q, n * w.n_head * w.head_dim);
-        let acts = self.mixer_acts([w.q_b.weight.ty], RowShape { n, cols: rank }, ranks)?;
+        let second = chooser.map(|chooser| &chooser.q);
+        let types = [&w.q_b].into_iter().chain(second).map(|linear| linear.weight.ty);
+        let acts = self.mixer_acts(types, RowShape { n, cols: rank }, ranks)?;
+        if let Some(second) = second {
+            self.linear(second, &acts, self.words(&i.q, n * second.weight.rows))?;
+        }
         self.linear(&w.q_b, &acts, q)?;
         norm.rms_norm_heads(stream, q, vector(&w.ones), eps)
     }
@@ -199,6 +213,7 @@ impl<'a> GpuPass<'a> {
         let n_rows = n_rows_seen(w.window, ratio, self.hyper(), max_seen);
         let (room, token) = (self.slice(&c.seen), n_rows * own.row_bytes());
         let at_once = (room.len() / token).min(c.last.len() / 4);
+        let chooses = w.chooses.as_ref().and(self.hyper().indexer.as_ref());
         for first in (0..segment.n()).step_by(at_once) {
             let start = segment.rows.start + first;
             let rows = start..segment.rows.end.min(start + at_once);
@@ -211,13 +226,14 @@ impl<'a> GpuPass<'a> {
                 pages: ratio.div_ceil(PAGE),
                 ratio,
                 window: w.window,
-                chosen: None,
+                chosen: chooses
+                    .map(|params| (self.lists().of_tokens(start, part.n()), params.top_k)),
                 past: self.past(segment),
                 first,
                 to,
                 last,
             };
-            // SAFETY: no blocks are chosen.
+            // SAFETY: the lists have positions of blocks that the tokens see.
             unsafe { self.dev.ops.compress.gather(self.stream(), &seen)? };
             let view = DeviceAttention { past: last, lists: 1, max_seen: n_rows, ..view };
             self.attend(&part, &view, q, [to; 2], attended)?;

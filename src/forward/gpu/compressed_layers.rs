@@ -25,6 +25,14 @@ pub struct GpuCompressed {
     pub slides: bool,
     /// Attention's and its indexer's, as far as there are any.
     pub compressors: Vec<GpuCompressor>,
+    /// An indexer's, if it chooses in the context.
+    pub chooses: Option<GpuChooser>,
+}
+
+/// The products of an indexer that chooses among blocks; see `CompressedIndexer`.
+pub struct GpuChooser {
+    pub q: GpuLinear,
+    pub weights: GpuLinear,
 }
 
 pub struct GpuCompressor {
@@ -49,6 +57,7 @@ impl<'a> Packer<'a> {
     pub fn compressed(&mut self, w: &'a CompressedWeights) -> GpuCompressed {
         let indexer = w.indexer.as_ref().map(|indexer| &indexer.compressor);
         let compressors = w.compressor.iter().chain(indexer);
+        let chooses = w.indexer.as_ref().filter(|_| self.chooses);
         GpuCompressed {
             n_head: w.n_head,
             head_dim: w.head_dim,
@@ -64,6 +73,10 @@ impl<'a> Packer<'a> {
             output_b: self.linear(&w.output_b),
             slides: w.slides,
             compressors: compressors.map(|compressor| self.compressor(compressor)).collect(),
+            chooses: chooses.map(|indexer| GpuChooser {
+                q: self.linear(&indexer.q),
+                weights: self.linear(&indexer.weights),
+            }),
         }
     }
 

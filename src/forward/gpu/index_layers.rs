@@ -65,20 +65,23 @@ impl IndexLayout {
     /// For micro-batches of up to `n` tokens in contexts of `n_ctx`.
     pub fn new(hyper: &HyperParams, n: usize, n_ctx: usize, bump: &mut BumpLayout) -> IndexLayout {
         let Some(params) = hyper.choosing_indexer(n_ctx) else { return IndexLayout::default() };
-        // Latent rows are keys and values of all heads.
-        let (heads, dims) = match hyper.kv_rank {
-            0 => (hyper.n_head_kv, [hyper.head_dim, hyper.head_dim_v]),
-            rank => (1, [rank + hyper.rope.n_rot, 0]),
+        // Latent rows are keys and values of all heads. Layers with compressed rows, and keys made
+        // of them, have buffers of their own.
+        let (heads, dims, n_keys) = match (&hyper.compressed, hyper.kv_rank) {
+            (Some(_), _) => (0, [0; 2], 0),
+            (None, 0) => (hyper.n_head_kv, [hyper.head_dim, hyper.head_dim_v], n),
+            (None, rank) => (1, [rank + hyper.rope.n_rot, 0], n),
         };
         let n_rows = heads * width(params);
         let bytes = 4 * n_rows * dims.iter().sum::<usize>();
-        let n_gathered = (GATHERED_BYTES / bytes).clamp(1, n.max(1));
+        let fit = GATHERED_BYTES.checked_div(bytes).unwrap_or(1);
+        let n_gathered = fit.clamp(1, n.max(1));
         IndexLayout {
             q: bump.words(n * params.n_heads * params.dim),
-            k: bump.words(n * params.dim),
-            normed: bump.words(n * params.dim),
+            k: bump.words(n_keys * params.dim),
+            normed: bump.words(n_keys * params.dim),
             weights: bump.words(n * params.n_heads),
-            scores: bump.words(if params.block > 1 { n * params.dim } else { 0 }),
+            scores: bump.words(if params.block > 1 { n_keys * params.dim } else { 0 }),
             gathered: dims.map(|dim| bump.words(n_gathered * n_rows * dim)),
         }
     }
@@ -108,6 +111,12 @@ pub fn scores(params: &IndexerParams) -> Scores {
 /// The number of a token's lists.
 pub fn n_lists(params: &IndexerParams) -> usize {
     if params.by_head { params.n_heads } else { 1 }
+}
+
+/// The bytes of a token's scores in contexts of `n_ctx`.
+pub fn scores_bytes(hyper: &HyperParams, n_ctx: usize) -> usize {
+    let params = hyper.choosing_indexer(n_ctx);
+    params.map_or(0, |params| 4 * n_lists(params) * n_ctx.div_ceil(params.block))
 }
 
 /// The length of the longest list.

@@ -9,6 +9,7 @@ use crate::backend::gpu::block_keys::{KeyRows, KeyScores};
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::index::{DeviceIndex, DeviceLists, IndexQueries};
 use crate::backend::gpu::rope::DeviceCosSin;
+use crate::backend::ops::RopeShape;
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::index_layers::{GpuBlockIndexer, GpuIndexer, n_lists, scores, width};
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
@@ -77,11 +78,26 @@ impl<'a> GpuPass<'a> {
 
     /// Chooses positions for all rows that do not see all, by queries and weights that are there.
     pub fn choose_positions(&self, l: usize, w: &GpuIndexer) -> Result<()> {
+        self.choose_weighed(w.rope, |segment| index_keys(segment, l))
+    }
+
+    /// Chooses blocks among a layer's compressed rows in the same way.
+    pub fn choose_rows(&self, l: usize) -> Result<()> {
+        let params = self.indexer_params();
+        let shape = self.model.rope_shape(params.dim, params.rope_offset);
+        self.choose_weighed(shape, |segment| index_keys(segment, 2 * self.hyper().n_layers + l))
+    }
+
+    fn choose_weighed(
+        &self,
+        shape: RopeShape,
+        keys_of: impl Fn(&GpuSegment<'a>) -> DeviceRows<'a>,
+    ) -> Result<()> {
         let (i, params) = (&self.layout().index, self.indexer_params());
         let q = self.words(&i.q, self.n() * params.n_heads * params.dim);
-        self.rope(q, w.rope, self.rope_table(false))?;
+        self.rope(q, shape, self.rope_table(false))?;
         let weights = self.words(&i.weights, self.n() * params.n_heads);
-        self.choose(Some(weights), |segment| index_keys(segment, l).unpacked(params.dim))
+        self.choose(Some(weights), |segment| keys_of(segment).unpacked(params.dim))
     }
 
     /// h → an indexer's queries and keys
@@ -231,7 +247,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// The lists of all rows.
-    fn lists(&self) -> DeviceLists<'a> {
+    pub fn lists(&self) -> DeviceLists<'a> {
         let (kept, params) = (&self.kept().lists, self.indexer_params());
         let (lists, width) = (n_lists(params), width(params));
         let n = self.n() * lists;
@@ -240,7 +256,7 @@ impl<'a> GpuPass<'a> {
     }
 }
 
-/// The cached keys of a layer's indexer.
-fn index_keys<'a>(segment: &GpuSegment<'a>, l: usize) -> DeviceRows<'a> {
-    segment.cache.of_slot(l).1.expect("an indexer's keys")
+/// The cached keys of an indexer, beside the rows of a place of the cache.
+fn index_keys<'a>(segment: &GpuSegment<'a>, slot: usize) -> DeviceRows<'a> {
+    segment.cache.of_slot(slot).1.expect("an indexer's keys")
 }

@@ -11,7 +11,7 @@ use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::acts_bytes;
 pub use crate::forward::gpu::bump::{BumpLayout, ByteRange};
 use crate::forward::gpu::compressed_layers::{CompressedLayout, CompressedSizes};
-use crate::forward::gpu::index_layers::{IndexLayout, ListsLayout};
+use crate::forward::gpu::index_layers::{IndexLayout, ListsLayout, scores_bytes};
 use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
 use crate::model::heads::LatentShape;
@@ -541,7 +541,7 @@ impl MixerLayout {
             absorbed: bump.words(n * latent.mixed),
             kv: bump.words(n * latent.row),
             acts: bump.bytes(acts.into_iter().max().unwrap_or(0)),
-            work: bump.bytes(work),
+            work: bump.bytes(work.max(scores_bytes(h, n_ctx))),
             qkv: bump.words(n * recurrent.projected),
             convolved: bump.words(n * recurrent.convolved),
             gates: [bump.words(2 * n * recurrent.heads), bump.words(n * recurrent.heads)],

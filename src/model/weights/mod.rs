@@ -76,7 +76,7 @@ impl Mixer {
             Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
             Mixer::Lightning(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Latent(w) => w.has_kernels(chooses),
-            Mixer::Compressed(w) => w.indexer.is_none() || !chooses,
+            Mixer::Compressed(w) => w.has_kernels(chooses),
         }
     }
 }
