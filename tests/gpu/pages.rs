@@ -2,10 +2,10 @@
 //! they have alone.
 
 use crate::support::choice;
-use common::jobs::{alone, core, job, prompt, run};
+use common::jobs::{Text, alone, core, job, prompt, run};
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
-use moeba::engine::{CacheType, Engine, EngineOptions, FinishReason};
+use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, FinishReason};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -22,11 +22,11 @@ fn on_device(types: [CacheType; 2], n_ctx: usize, n_ubatch: usize) -> EngineOpti
 
 /// Prompts one after the other in one session: each has the text that it has alone, and of its
 /// tokens the cache has so many.
-fn check(engine: &Arc<Engine>, what: &str, cases: &[(&[u32], usize)]) {
+fn check(engine: &Arc<Engine>, what: &str, cases: &[(&[u32], usize)]) -> Vec<Text> {
     let mut core = core(engine, 1, ROOM);
-    let (mut n_before, mut known) = (0, HashMap::new());
+    let (mut n_before, mut known, mut all) = (0, HashMap::new(), Vec::new());
     for (i, (prompt, n_reused)) in cases.iter().enumerate() {
-        let (texts, status) = run(engine, &mut core, &[prompt]);
+        let (mut texts, status) = run(engine, &mut core, &[prompt]);
         let n = status.counts.n_reused as usize - n_before;
         assert_eq!(n, *n_reused, "{what}: text {i}");
         // One without anything before it is alone.
@@ -34,7 +34,9 @@ fn check(engine: &Arc<Engine>, what: &str, cases: &[(&[u32], usize)]) {
         let expected = known.entry(*prompt).or_insert(text);
         assert_eq!(texts[0], *expected, "{what}: text {i}");
         n_before += n;
+        all.push(texts.remove(0));
     }
+    all
 }
 
 /// A text, another one in its place, and the first one again, of which a page is there.
@@ -65,6 +67,8 @@ fn a_text_comes_back_in_pages() {
         // Keys of blocks, and what is kept of one that is not whole.
         ("glm5-next", [CacheType::F32, CacheType::F16], None),
         ("qwen4exp", [CacheType::F16, CacheType::F32], Some(3)),
+        // Compressed rows, those of an indexer, and the rows that make the next ones.
+        ("deepseek4", [CacheType::F16, CacheType::F32], Some(2)),
     ];
     for (name, types, gpu_layers) in cases {
         let path = convert_golden(name, "q8_0", dir.path());
@@ -102,6 +106,29 @@ fn is_cancelled_in_the_second_pass(engine: &Arc<Engine>, prompt: &[u32]) {
     let (texts, status) = run(engine, &mut core, &[prompt]);
     assert_eq!(texts[0], alone(engine, prompt));
     assert_eq!(status.counts.n_reused, 64);
+}
+
+/// Hashes of the tokens behind a checkpoint are of those before it, too, and a convolution carries
+/// on what they made. The checkpoint is in the middle of a pass.
+#[test]
+fn ngrams_go_on_from_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = convert_golden("qwen4exp", "q8_0", dir.path());
+    let on_device =
+        |gpu_layers| EngineOptions { gpu_layers, ..on_device([CacheType::F32; 2], 96, 70) };
+    let on_cpu = EngineOptions { device: DeviceChoice::Cpu, ..on_device(None) };
+    let [first, second] = [1, 2].map(|kind| prompt(80, 72, kind));
+    let mut expected = None;
+    // Layer 1 has n-grams.
+    let cases = [(on_cpu, None), (on_device(None), Some(0)), (on_device(Some(3)), Some(3))];
+    for (options, start) in cases {
+        let engine = load(&path, &options);
+        let plan = engine.plan().device.as_ref().map(|device| device.plan.gpu_layers.start);
+        assert_eq!(plan, start);
+        let what = format!("layers from {start:?} on a device");
+        let texts = check(&engine, &what, &[(&first, 0), (&second, 64), (&first, 64)]);
+        assert_eq!(*expected.get_or_insert_with(|| texts.clone()), texts, "{what}");
+    }
 }
 
 /// Sessions copy from each other what they have in common.
