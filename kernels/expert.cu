@@ -60,9 +60,9 @@ struct GateUpParams {
     u64 up_at;
     // Threads of a row (`lanes_a_row` in src/backend/gpu/matvec.rs).
     u32 lanes;
-    // Experts of a token.
+    // Pairs of a token that read one of the records.
     u32 k;
-    // Records of quant/acts.cuh, [tokens].
+    // Records of quant/acts.cuh, [tokens] or [pairs].
     Address<const u8> x;
     // [pairs]: the expert, for its biases
     Address<const u32> experts;

@@ -508,7 +508,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "7256dffeefc865bf45551b93e33a567610240b97e3cb96812dc73788029520a6",
+        digest: "99fe11db240f71bab8c870a0fa5ccb0999731af0cf8a836d4f1e55fd349127c2",
         ptx: "d8bab6ff1826805529f2633c003d4b8ef90930ab39897e80ced7eedf2d3cb101",
         kernels: &[
             "expert_gate_up_q4_0",

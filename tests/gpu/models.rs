@@ -337,6 +337,47 @@ fn what_an_indexer_chooses_does_not_depend_on_division() {
     }
 }
 
+/// Experts of which each has an input of its own, h times its weight: who computes which does not
+/// matter.
+#[test]
+fn several_experts_with_an_input_each() {
+    let dir = tempfile::tempdir().unwrap();
+    for ty in ["f32", "q8_0"] {
+        let path = convert_golden("llama4_hf", ty, dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let with = |options| {
+            let overrides = vec!["llama4.expert_used_count=int:3".parse().unwrap()];
+            load(&path, &EngineOptions { overrides, ..options })
+        };
+        let cpu = with(on_cpu());
+        let expected = bits(&answer(&cpu));
+        assert!(expected != bits(&answer(&load(&path, &on_cpu()))), "three experts are one");
+        let n_layers = cpu.model().hyper().n_layers;
+        let check = |what: &str, options: EngineOptions| {
+            let engine = with(options);
+            let plan = &engine.plan().device.as_ref().unwrap().plan;
+            assert!(plan.n_cpu_only == 0, "{what}: layers have kernels");
+            assert!(bits(&answer(&engine)) == expected, "{ty}: {what}");
+        };
+        check("all experts in VRAM", on_device(1, "100%"));
+        for seed in 2..4 {
+            check("some experts in VRAM", on_device(seed, "50%"));
+        }
+        for share in [0.0, 0.5] {
+            let test = TestHooks { cpu_share: Some(share), ..Default::default() };
+            check("a CPU share", EngineOptions { test, ..on_device(4, "40%") });
+        }
+        check("micro-batches", EngineOptions { n_ubatch: Some(3), ..on_device(5, "60%") });
+        check("experts on the CPU", EngineOptions { cpu_moe: CpuMoe::All, ..on_device(6, "") });
+        let two = choice(Config { devices: 2, seed: 8, ..Config::default() });
+        check("two devices", EngineOptions { device: two, ..on_device(8, "70%") });
+        let part = EngineOptions { gpu_layers: Some(n_layers - 2), ..on_device(7, "50%") };
+        check("layers on the CPU", part);
+    }
+}
+
 /// All streams move where a model is divided, wherever that is.
 #[test]
 fn several_streams_do_not_depend_on_division_or_budget() {

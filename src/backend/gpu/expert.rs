@@ -117,6 +117,8 @@ pub struct ExpertShape {
     pub down_at: usize,
     /// Experts of a token.
     pub k: usize,
+    /// Pairs of a token that read one row of input: all, or 1 where each has a row of its own.
+    pub pairs_a_row: usize,
     pub activation: Activation,
     /// As in `ops::ExpertShape`.
     pub limit: f32,
@@ -262,11 +264,12 @@ impl Experts {
         let launch = |products: GateUp, ty| {
             let x = x(ty);
             assert_eq!((x.kind, x.cols, x.record_cols), (act_kind(ty), shape.n_embd, shape.n_embd));
-            assert!(x.tokens * shape.k >= n_pairs, "{n_pairs} pairs of {} tokens", x.tokens);
+            let each = shape.pairs_a_row;
+            assert!(x.tokens * each >= n_pairs, "{n_pairs} pairs of {} rows", x.tokens);
             let lanes = lanes_a_row(ty, shape.n_embd);
             let tiles = u32_of(shape.granule_rows).div_ceil(THREADS / lanes);
             for pairs in self.launches(n_pairs, shape.k) {
-                let tokens = pairs.start / shape.k..pairs.end.div_ceil(shape.k);
+                let tokens = pairs.start / each..pairs.end.div_ceil(each);
                 let params = GateUpParams {
                     lanes,
                     x: x.token_range(tokens).records.into(),
@@ -443,7 +446,7 @@ fn gate_up_params(
         n_embd: u32_of(shape.n_embd),
         gate_at: shape.gate_at as u64,
         up_at: shape.up_at as u64,
-        k: u32_of(shape.k),
+        k: u32_of(shape.pairs_a_row),
         experts: chosen.experts.into(),
         gate_bias: biases.and_then(|b| b.gate).into(),
         up_bias: biases.map(|b| b.up).into(),

@@ -39,6 +39,7 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
         up_at: layout.up_at,
         down_at: layout.down_at,
         k,
+        pairs_a_row: k,
         activation: expert.activation,
         limit: expert.limit,
         up_limit: expert.up_limit,
@@ -114,7 +115,7 @@ pub struct GroupedPairs<'a> {
     pub matrices: DeviceSlice<'a>,
     /// u32 [items + 1]
     pub starts: DeviceSlice<'a>,
-    /// u32 [pairs]: the token of each pair. Pair i is token i's if there are none.
+    /// u32 [pairs]: the row of input of each pair. Pair i reads row i if there are none.
     pub tokens: Option<DeviceSlice<'a>>,
     /// u32 [items]
     pub experts: DeviceSlice<'a>,
@@ -185,7 +186,8 @@ impl<'a> ExpertContext<'a> {
     ///
     /// # Safety
     /// As for `compute_pairs`. Also `starts` ascends to `n_pairs`, items have at most `max_pairs`
-    /// pairs, and `tokens` are rows of the pass.
+    /// pairs, and `tokens` are rows of the
+    /// experts' input.
     pub unsafe fn compute_grouped(
         &self,
         pairs: &GroupedPairs,

@@ -5,6 +5,7 @@ use crate::Result;
 use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum};
 use crate::backend::gpu::router::{DeviceRoute, FixedExperts, Groups, RouteVectors};
+use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::experts::{DecodePairs, Form, GroupedPairs, device_shape, is_grouped};
 use crate::forward::gpu::layers::{
@@ -139,19 +140,29 @@ impl<'a> GpuPass<'a> {
         self.only_expert(&shared.expert, acts, sum)
     }
 
-    /// Multiplies the experts' input by the weights, one a row, which become 1.
+    /// Multiplies the experts' input by the weights, one a row, which become 1. Of several experts
+    /// a token each has a row, a copy of h.
     pub fn weigh_input(&mut self, l: usize) -> Result<()> {
-        let (rows, weights) = (&self.dev.ops.rows, self.device_route().weights);
-        rows.mul_rows(self.stream(), self.h(), weights)?;
-        rows.set(self.stream(), weights, 1.0)?;
-        self.acts_of_h(self.ffn_weights(l).inputs()).map(drop)
+        let (rows, stream, w) = (&self.dev.ops.rows, self.stream(), self.ffn_weights(l));
+        let (x, DeviceRoute { k, weights, .. }) = (self.expert_input(l), self.device_route());
+        let RowShape { cols, .. } = self.input_rows(l);
+        for rank in (0..k).filter(|_| w.splits_input) {
+            let (from, to) = (self.h(), Columns::new(x, k * cols, rank * cols));
+            rows.copy_columns(stream, Columns::new(from, cols, 0), to, cols, self.n())?;
+        }
+        rows.mul_rows(stream, x, weights)?;
+        rows.set(stream, weights, 1.0)?;
+        if w.splits_input {
+            return self.latent_acts(w.expert.inputs(), self.input_rows(l), x).map(drop);
+        }
+        self.acts_of_h(w.inputs()).map(drop)
     }
 
     /// Makes the narrow experts' input of h and stores it in the forms that they read.
     pub fn narrow(&self, l: usize, latent: &GpuLatentExperts, acts: &GpuActs) -> Result<()> {
         let (expert, rows) = (&self.ffn_weights(l).expert, self.expert_input(l));
         self.linear(&latent.down, acts, rows)?;
-        self.latent_acts(expert.inputs(), expert.n_embd, rows).map(drop)
+        self.latent_acts(expert.inputs(), self.input_rows(l), rows).map(drop)
     }
 
     /// y += up · norm(sums), of the narrow experts' sums in the place of their input; h is
@@ -163,7 +174,7 @@ impl<'a> GpuPass<'a> {
             ops.norm.rms_norm_heads(stream, sums, weight, self.hyper().norm_eps)?;
         }
         let up = &latent.up;
-        let acts = self.latent_acts([up.weight.ty], up.weight.cols, sums)?;
+        let acts = self.latent_acts([up.weight.ty], self.input_rows(l), sums)?;
         self.linear(up, &acts, self.h())?;
         if self.ffn(l).shared.is_none() {
             ops.rows.set(stream, self.y(), 0.0)?;
@@ -174,11 +185,11 @@ impl<'a> GpuPass<'a> {
     fn latent_acts(
         &self,
         types: impl IntoIterator<Item = TensorType>,
-        cols: usize,
+        shape: RowShape,
         rows: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
-        let (shape, memory) = (RowShape { n: self.n(), cols }, &self.layout().ffn.latent_acts);
-        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, rows, self.slice(memory))
+        let memory = self.slice(&self.layout().ffn.latent_acts);
+        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, rows, memory)
     }
 
     /// y += gate · expert(h), for an expert that every token goes to.
@@ -255,7 +266,9 @@ impl<'a> GpuPass<'a> {
     /// The shape of a layer's routed experts.
     pub fn routed_shape(&self, l: usize) -> DeviceShape {
         let layout = self.dev.layouts[l].expect("a layer with routed experts");
-        device_shape(&layout, &self.ffn_weights(l).expert, self.hyper().routing.k)
+        let (w, k) = (self.ffn_weights(l), self.hyper().routing.k);
+        let pairs_a_row = if w.splits_input { 1 } else { k };
+        DeviceShape { pairs_a_row, ..device_shape(&layout, &w.expert, k) }
     }
 
     /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks;

@@ -352,23 +352,28 @@ impl<'a> GpuPass<'a> {
         GpuActs::fill(&self.dev.ops, self.stream(), types, shape, h, memory)
     }
 
-    /// The input of a layer's experts: h, or the narrow rows that are made of it, f32 [rows,
+    /// The input of a layer's experts: h, or rows of their own that are made of it, f32 [rows,
     /// width].
     pub fn expert_input(&self, l: usize) -> DeviceSlice<'a> {
-        let w = self.ffn_weights(l);
-        match w.latent {
-            None => self.h(),
-            Some(_) => self.words(&self.layout().ffn.latent, self.n() * w.expert.n_embd),
+        if !self.ffn_weights(l).has_own_input() {
+            return self.h();
         }
+        let RowShape { n, cols } = self.input_rows(l);
+        self.words(&self.layout().ffn.latent, n * cols)
+    }
+
+    /// The shape of the input of a layer's experts.
+    pub fn input_rows(&self, l: usize) -> RowShape {
+        let w = self.ffn_weights(l);
+        RowShape { n: w.n_inputs(self.n(), self.hyper().routing.k), cols: w.expert.n_embd }
     }
 
     /// The forms of it that they read, which are stored already.
     pub fn ffn_acts(&self, l: usize) -> GpuActs<'a> {
         let (w, layout) = (self.ffn_weights(l), self.layout());
-        if w.latent.is_some() {
-            let (shape, memory) = (RowShape { n: self.n(), cols: w.expert.n_embd }, &layout.ffn);
-            let (rows, memory) = (self.expert_input(l), self.slice(&memory.latent_acts));
-            return GpuActs::at(w.expert.inputs(), shape, rows, memory);
+        if w.has_own_input() {
+            let (rows, memory) = (self.expert_input(l), self.slice(&layout.ffn.latent_acts));
+            return GpuActs::at(w.expert.inputs(), self.input_rows(l), rows, memory);
         }
         let memory = self.slice(&layout.acts);
         GpuActs::at(w.inputs(), self.embd_rows(self.n()), self.h(), memory)

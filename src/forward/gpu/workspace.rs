@@ -201,7 +201,7 @@ pub struct FfnLayout {
     /// f32 [tokens, experts a token] of experts that are always there: one, or those behind the
     /// routed ones
     pub only_gate: ByteRange,
-    /// The input of narrow experts, and then their sums.
+    /// The input of experts, if it is not h, and then the sums of narrow ones.
     pub latent: ByteRange,
     pub latent_acts: ByteRange,
     /// u32 [tokens, k]: the row of `partial` that each pair's sum is in
@@ -567,10 +567,11 @@ impl FfnLayout {
         sizes.raise_to_routed_max(weights, n * k);
         let miss = ExpertSizes::routed(weights, k);
         let width = expert_width(hyper, weights);
-        let latents = weights.layers.iter().filter_map(|layer| layer.ffn.as_ref()?.latent.as_ref());
-        let latents = latents.map(|latent| latent.up.weight.cols);
-        let latent_acts = latents.clone().map(|cols| acts_bytes(n, cols)).max().unwrap_or(0);
-        let latent = latents.max().unwrap_or(0);
+        let own = weights.layers.iter().filter_map(|layer| layer.ffn.as_ref());
+        let own = own.filter(|ffn| ffn.has_own_input());
+        let own = own.map(|ffn| (ffn.n_inputs(n, k), ffn.expert.n_embd));
+        let latent_acts = own.clone().map(|(rows, cols)| acts_bytes(rows, cols)).max();
+        let latent = own.map(|(rows, cols)| rows * cols).max().unwrap_or(0);
         sizes.raise_to_only_max(weights, n);
         let n_only = routing.adjugate.as_ref().map_or(1, |adjugate| adjugate.k.max(1));
         let route = bump.bytes(RouteParts::new(n, k, n_experts).n_bytes());
@@ -585,8 +586,8 @@ impl FfnLayout {
         FfnLayout {
             route,
             only_gate: bump.words(n * n_only),
-            latent: bump.words(n * latent),
-            latent_acts: bump.bytes(latent_acts),
+            latent: bump.words(latent),
+            latent_acts: bump.bytes(latent_acts.unwrap_or(0)),
             pair_rows: bump.words(n * k),
             experts,
             lookup: LookupLayout::new(weights, n_experts, weights.layers.len(), bump),
@@ -601,6 +602,12 @@ impl FfnLayout {
 pub fn expert_width(hyper: &HyperParams, weights: &Weights) -> usize {
     let widths = weights.layers.iter().filter_map(|layer| Some(layer.ffn.as_ref()?.expert.n_embd));
     widths.chain([hyper.n_embd]).max().unwrap_or(0)
+}
+
+/// Elements of the largest input of a layer's experts, for `n` tokens with `k` experts each.
+pub fn n_input_floats(weights: &Weights, n: usize, k: usize) -> usize {
+    let inputs = weights.layers.iter().filter_map(|layer| layer.ffn.as_ref());
+    inputs.map(|ffn| ffn.n_inputs(n, k) * ffn.expert.n_embd).max().unwrap_or(0)
 }
 
 /// The largest sizes that the experts of any layer need: numbers of values, or bytes where said.

@@ -134,8 +134,17 @@ impl FfnWeights {
 
     /// Whether devices have kernels for all of it.
     pub fn has_kernels(&self) -> bool {
-        let is_weighed = self.weights_input && self.latent.is_some();
-        !self.splits_input && !is_weighed
+        !(self.weights_input && self.latent.is_some())
+    }
+
+    /// Whether routed experts read other rows than the rest of it.
+    pub fn has_own_input(&self) -> bool {
+        self.latent.is_some() || self.splits_input
+    }
+
+    /// Rows that routed experts read of `n` tokens with `k` experts each.
+    pub fn n_inputs(&self, n: usize, k: usize) -> usize {
+        if self.splits_input { n * k } else { n }
     }
 
     /// Types of everything that reads the normalised input.

@@ -81,6 +81,7 @@ impl Layer {
             up_at,
             down_at,
             k: 2,
+            pairs_a_row: 2,
             activation,
             limit: 0.8,
             up_limit: 0.6,

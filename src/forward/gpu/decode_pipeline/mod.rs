@@ -191,13 +191,14 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Queues the look-up and what the host gets of a layer: the route, and h, the residual stream
-    /// and the input of narrow experts if the host may want them. Returns the sizes of all parts.
+    /// and the experts' input, if it is not h, if the host may want them. Returns the sizes of all
+    /// parts.
     fn look_up(&self, l: usize, pinned: PinnedLayer) -> Result<[usize; PARTS]> {
         let (stream, slot) = (self.stream(), &self.state.pipeline.slots[pinned.slot]);
         let wants_rows = pinned.number.is_some() || self.b.events.want_activation();
         let rows = wants_rows.then(|| [self.h(), self.x()]);
-        let is_narrow = self.ffn(l).latent.is_some() && pinned.number.is_some();
-        let latent = is_narrow.then(|| self.expert_input(l));
+        let is_own = self.ffn_weights(l).has_own_input() && pinned.number.is_some();
+        let latent = is_own.then(|| self.expert_input(l));
         let (post, sizes) = slot.post(self.route_bytes(), rows, latent);
         // SAFETY: the router chooses among the layer's experts.
         unsafe { self.dev.ops.resolve.launch(stream, &self.lookup(l), Some(&post))? };
@@ -331,7 +332,7 @@ impl<'a> GpuPass<'a> {
         };
         let chosen = self.b.route.chosen.iter();
         let missed = chosen.map(|e| if is_resident(*e) { NO_EXPERT } else { *e });
-        hybrid.group(missed, k, n_experts);
+        hybrid.group(layer.w, missed, k, n_experts);
         hybrid.divide(tiers, l, true);
         let routed = RoutedLayer { stream, ..layer };
         let (is_grouped, is_miss, n_pairs, n_decode) = (false, true, k, 1);

@@ -7,7 +7,7 @@ use crate::experts::vram::{Fence, GranuleLayout, SlotTable, VramTiers};
 use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::upload::Staging;
-use crate::forward::gpu::workspace::{RouteParts, expert_width};
+use crate::forward::gpu::workspace::{RouteParts, expert_width, n_input_floats};
 use crate::model::Model;
 use std::time::{Duration, Instant};
 
@@ -138,7 +138,8 @@ impl DecodePipeline {
         let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
         let layers = n_granules.iter().map(|n| n.map(&mut layer)).collect();
         let n_granules = n_granules.into_iter().flatten().max().unwrap_or(0);
-        let down = RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * (PARTS - 1) * width;
+        let rows = 2 * width + n_input_floats(&model.weights, 1, routing.k);
+        let down = RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * rows;
         let table = 8 * n_experts * n_granules;
         let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
         // The sums of all of a token's experts, and a table for each granule as it is loaded.

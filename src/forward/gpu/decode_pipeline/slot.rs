@@ -7,7 +7,7 @@ use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream
 use crate::forward::gpu::upload::starts;
 
 /// The parts that the host gets: the route, h and the residual stream if they are wanted, and what
-/// narrow experts read.
+/// experts read if it is not h.
 pub const PARTS: usize = 4;
 
 /// The table's offset in the memory for the device, behind the layer's number.

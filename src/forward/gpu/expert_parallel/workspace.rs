@@ -9,6 +9,7 @@ use crate::forward::gpu::ops::Ops;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{
     BumpLayout, ByteRange, ExpertLayout, ExpertSizes, LookupLayout, Workspace, expert_width,
+    n_input_floats,
 };
 use crate::model::hyper::HyperParams;
 use crate::model::weights::{FfnWeights, Weights};
@@ -26,7 +27,7 @@ pub struct RoutedLayer<'a> {
     pub n_tokens: usize,
     /// The first device's stream, on which `h` and `chosen` are written.
     pub stream: &'a Stream,
-    /// The experts' input: f32 [tokens, width]
+    /// The experts' input: f32 [tokens, width], or [tokens, k, width]
     pub h: DeviceSlice<'a>,
     /// u32 [tokens, k]
     pub chosen: DeviceSlice<'a>,
@@ -35,7 +36,7 @@ pub struct RoutedLayer<'a> {
 /// The ranges of a peer's buffers in its allocation.
 #[derive(Clone, Default)]
 pub struct PeerLayout {
-    /// f32 [tokens, width of the experts' input]
+    /// The experts' input
     pub h: ByteRange,
     pub acts: ByteRange,
     /// u32 [tokens, k]
@@ -53,10 +54,10 @@ impl PeerLayout {
         let sizes = ExpertSizes::routed(weights, n * k);
         let width = expert_width(hyper, weights);
         let inputs = weights.layers.iter().filter_map(|layer| layer.ffn.as_ref());
-        let acts = inputs.map(|ffn| acts_bytes(n, ffn.expert.n_embd)).max().unwrap_or(0);
+        let acts = inputs.map(|ffn| acts_bytes(ffn.n_inputs(n, k), ffn.expert.n_embd));
         let layout = PeerLayout {
-            h: bump.words(n * width),
-            acts: bump.bytes(acts),
+            h: bump.words(n_input_floats(weights, n, k)),
+            acts: bump.bytes(acts.max().unwrap_or(0)),
             chosen: bump.words(n * k),
             experts: ExpertLayout::new(&sizes, n * k, width, &mut bump),
             lookup: LookupLayout::new(weights, n_experts, hyper.n_layers, &mut bump),
@@ -122,6 +123,7 @@ impl PeerWorkspace {
 impl RoutedLayer<'_> {
     /// The shape of `h`.
     pub fn shape(&self) -> RowShape {
-        RowShape { n: self.n_tokens, cols: self.w.expert.n_embd }
+        let cols = self.w.expert.n_embd;
+        RowShape { n: self.h.count::<f32>() / cols, cols }
     }
 }

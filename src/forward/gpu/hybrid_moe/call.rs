@@ -62,7 +62,7 @@ impl LayerCall<'_> {
 impl HybridMoe {
     /// Computes the call as it was divided. Then `partial` of the first device holds the sums of
     /// its pairs, for whatever is queued on `first`'s stream. If the CPU computes some experts,
-    /// what they read is in `b.h`, or in `b.ffn.latent` of narrow ones.
+    /// what they read is in `b.h`, or in `b.ffn.latent` if it is not h.
     pub fn compute(
         &mut self,
         call: &LayerCall,
@@ -173,12 +173,13 @@ impl HybridMoe {
         cpu: &Cpu,
         b: &mut Buffers,
     ) -> Result<()> {
-        let RoutedLayer { l, w, n_tokens, .. } = call.routed;
+        let RoutedLayer { l, w, .. } = call.routed;
         let (start, shape) = (Instant::now(), &w.expert);
         self.group_on_cpu(b.route.k, b.route.n_experts);
         let (demand, store, f) = (&self.on_cpu, &**call.model.hierarchy.host(), &mut b.ffn);
-        let input = if w.latent.is_some() { &f.latent[..] } else { &b.h[..] };
-        b.acts.fill(cpu, Kinds::of(shape.inputs()), n_tokens, shape.n_embd, input);
+        let input = if w.has_own_input() { &f.latent[..] } else { &b.h[..] };
+        let n_rows = call.routed.shape().n;
+        b.acts.fill(cpu, Kinds::of(shape.inputs()), n_rows, shape.n_embd, input);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
         let access = call.access(demand.n_chosen_by(call.n_decode));
         store.acquire(l, &demand.experts, access, &mut f.work);

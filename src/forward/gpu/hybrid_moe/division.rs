@@ -6,6 +6,7 @@ use crate::cancel::Cancel;
 use crate::experts::vram::VramTiers;
 use crate::experts::{Acquisition, PredictedLayers};
 use crate::forward::gpu::placement::{PlacementInput, Placer};
+use crate::model::weights::FfnWeights;
 use crate::policy::{Missing, Schedule};
 use std::ops::Range;
 use std::time::Instant;
@@ -15,6 +16,8 @@ pub struct HybridMoe {
     /// All pairs of the call, and those that the CPU computes.
     pub all: Demand,
     pub on_cpu: Demand,
+    /// Whether each pair has a row of input of its own.
+    splits_input: bool,
     /// By device: the experts that it computes.
     pub batches: Vec<DeviceBatch>,
     /// The experts that the CPU computes.
@@ -46,6 +49,7 @@ impl HybridMoe {
         HybridMoe {
             all: Demand::default(),
             on_cpu: Demand::default(),
+            splits_input: false,
             batches,
             cpu: Vec::new(),
             chosen: Vec::new(),
@@ -75,11 +79,18 @@ impl HybridMoe {
         }
     }
 
-    /// Begins a call for these experts, [tokens, k], among `n_experts`.
-    pub fn group(&mut self, chosen: impl Iterator<Item = u32>, k: usize, n_experts: usize) {
+    /// Begins a call for these experts of a layer, [tokens, k], among `n_experts`.
+    pub fn group(
+        &mut self,
+        w: &FfnWeights,
+        chosen: impl Iterator<Item = u32>,
+        k: usize,
+        n_experts: usize,
+    ) {
         self.chosen.clear();
         self.chosen.extend(chosen);
-        self.all.group(&self.chosen, k, n_experts);
+        self.splits_input = w.splits_input;
+        group(&mut self.all, &self.chosen, k, n_experts, self.splits_input);
         self.place_of.resize(self.all.n_pairs(), 0);
         for (place, pair) in self.all.places().iter().enumerate() {
             if let Some(to) = self.place_of.get_mut(*pair as usize) {
@@ -167,7 +178,7 @@ impl HybridMoe {
                 *expert = NO_EXPERT;
             }
         }
-        self.on_cpu.group(&self.chosen, k, n_experts);
+        group(&mut self.on_cpu, &self.chosen, k, n_experts, self.splits_input);
     }
 
     /// Runs of rows of `partial` that a device's pairs have, in ascending order.
@@ -186,6 +197,13 @@ impl HybridMoe {
             }
         }
         runs
+    }
+}
+
+fn group(demand: &mut Demand, chosen: &[u32], k: usize, n_experts: usize, splits_input: bool) {
+    demand.group(chosen, k, n_experts);
+    if splits_input {
+        demand.split_inputs();
     }
 }
 

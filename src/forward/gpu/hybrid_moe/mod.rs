@@ -44,7 +44,7 @@ impl<'a> GpuPass<'a> {
         let (acts, form) = (self.ffn_acts(l), self.expert_form(l));
         let PassState { staging, hybrid, peers, .. } = &mut *self.state;
         let chosen = self.b.route.chosen.iter().copied();
-        hybrid.group(chosen, route_k, self.model.hyper.routing.n_experts);
+        hybrid.group(routed.w, chosen, route_k, self.model.hyper.routing.n_experts);
         hybrid.divide(call.tiers, l, call.n_decode > 0);
         hybrid.put_decode_first(call.n_decode);
         if call.is_grouped {
@@ -53,9 +53,9 @@ impl<'a> GpuPass<'a> {
             staging.upload(stream, pair_rows, hybrid.all.places(), u32::to_le_bytes)?;
         }
         if !hybrid.cpu.is_empty() {
-            match routed.w.latent {
-                None => staging.download_floats(stream, routed.h, &mut self.b.h)?,
-                Some(_) => staging.download_floats(stream, routed.h, &mut self.b.ffn.latent)?,
+            match routed.w.has_own_input() {
+                false => staging.download_floats(stream, routed.h, &mut self.b.h)?,
+                true => staging.download_floats(stream, routed.h, &mut self.b.ffn.latent)?,
             }
         }
         let chosen = routed.chosen;
