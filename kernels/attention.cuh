@@ -7,9 +7,6 @@
 // Positions are divided at multiples of these, as on the CPU.
 static constexpr u32 TILE = 64;
 static constexpr u32 SPLIT = 512;
-// The split of attention_prompt.cu: many queries give blocks enough.
-static constexpr u32 PROMPT_SPLIT = 4096;
-
 // No limit.
 static constexpr u32 NONE = 0xffffffffu;
 
@@ -59,8 +56,12 @@ struct AttentionParams {
     // text: of as many lists a token, one for all heads or one for each KV head, `past` [tokens,
     // lists] has the place of the last.
     u32 lists;
+    // For attention_prompt: positions of a split, and the first position of this launch, whose rows
+    // are the first of k and v. The records have what was seen before it.
+    u32 split_len;
+    u32 begin;
 };
-static_assert(sizeof(AttentionParams) == 136);
+static_assert(sizeof(AttentionParams) == 144);
 
 // Positions begin … end.
 struct Range {

@@ -1,6 +1,7 @@
 // Attention of many queries over the KV cache, by tensor cores. Keys and values are rows of F16 or
-// of blocks, their dimensions are multiples of 16, and splits are 4096 positions; attention_combine
-// adds up the splits.
+// of blocks, their dimensions are multiples of 8, and splits are `split_len` positions;
+// attention_combine adds up the splits. Where rows are there a part at a time, a launch goes on
+// with the records of the one before.
 //
 // Twin: src/backend/cpu/attention. The operations are the same except for rounding: queries,
 // keys, exponentials and values are rounded to f16 and multiplied exactly; sums are f32 in the
@@ -22,6 +23,7 @@
 // Expected bytes: the queries once, the keys and values that are seen once for 64 queries, from L2
 // after the first time; records.
 #include "attention.cuh"
+#include "cache_chunks.cuh"
 
 static constexpr u32 THREADS = 128;
 static constexpr u32 ROWS = 64;
@@ -33,11 +35,10 @@ static constexpr u32 ROWS = 64;
 #define BLOCKS(N) THREADS
 #endif
 
-__device__ __forceinline__ u32 pack(float low, float high) {
-    return f32_to_f16(low) | static_cast<u32>(f32_to_f16(high)) << 16;
-}
+// Elements of a row in shared memory: zeros fill up what one instruction multiplies.
+__device__ __forceinline__ u32 padded(u32 dim) { return (dim + 15) / 16 * 16; }
 
-// A tile in shared memory: rows of `dim` halves.
+// A tile in shared memory: rows of halves.
 struct Tile {
     Shared<u16> halves;
     u32 stride;
@@ -45,34 +46,10 @@ struct Tile {
 
 // Rows of a cache.
 struct Rows {
-    // The first row of the KV head.
+    // The KV head's row of position `begin`.
     Global<const u8> bytes;
-    u32 type, dim, row;
+    u32 type, dim, row, begin;
 };
-
-// Eight elements of a row from i on, as halves; four of CacheNibbles.
-__device__ __forceinline__ uint4 load_chunk(const CacheF16&, Global<const u8> row, u32 i) {
-    return __ldg(as<const uint4>(row) + i / 8);
-}
-
-__device__ __forceinline__ uint4 load_chunk(const CacheQ8_0&, Global<const u8> row, u32 i) {
-    Global<const u16> block = as<const u16>(row + i / 32 * Q8_0_BYTES);
-    float d = f16_to_f32(__ldg(block));
-    u32 out[4];
-#pragma unroll
-    for (u32 n = 0; n < 4; n++) {
-        u32 two = __ldg(block + (1 + i % 32 / 2 + n));
-        float low = static_cast<float>(static_cast<i8>(two)) * d;
-        out[n] = pack(low, static_cast<float>(static_cast<i8>(two >> 8)) * d);
-    }
-    return make_uint4(out[0], out[1], out[2], out[3]);
-}
-
-__device__ __forceinline__ uint2 load_chunk(const CacheNibbles& type, Global<const u8> row, u32 i) {
-    float w[4];
-    CacheNibbles::widen(type.quad(row, i), w);
-    return make_uint2(pack(w[0], w[1]), pack(w[2], w[3]));
-}
 
 // With DEPTH loads on their way.
 template <u32 DEPTH, class T>
@@ -80,17 +57,18 @@ __device__ __forceinline__ void fill_as(const T& type, const Tile& tile, const R
                                         u32 start, Range seen) {
     using Chunk = decltype(load_chunk(type, rows.bytes, 0));
     constexpr u32 N = sizeof(Chunk) / sizeof(u16);
-    u32 chunks = rows.dim / N, n_all = TILE * chunks;
+    u32 chunks = padded(rows.dim) / N, n_all = TILE * chunks;
 #pragma unroll 1
     for (u32 first = threadIdx.x; first < n_all; first += DEPTH * THREADS) {
         Chunk v[DEPTH];
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) {
-            u32 n = first + d * THREADS, position = start + n / chunks;
+            u32 n = first + d * THREADS, position = start + n / chunks, i = n % chunks * N;
             v[d] = Chunk{};
             if (n >= n_all || position < seen.begin || position >= seen.end) continue;
-            Global<const u8> row = rows.bytes + static_cast<u64>(position) * rows.row;
-            v[d] = load_chunk(type, row, n % chunks * N);
+            if (i >= rows.dim) continue;
+            Global<const u8> row = rows.bytes + static_cast<u64>(position - rows.begin) * rows.row;
+            v[d] = load_chunk(type, row, i);
         }
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) {
@@ -155,8 +133,9 @@ __device__ __forceinline__ void load_queries(const Tile& tile, Shared<float> sca
         // NaN and infinity stay what they are under any scale.
         u32 exponent = max(1u, min(largest >> 23, 253u));
         float down = __uint_as_float((254 - exponent) << 23);
-        for (u32 i = lane; i < dim; i += WARP) {
-            tile.halves[row * tile.stride + i] = there ? f32_to_f16(from[i] * down) : 0;
+        for (u32 i = lane; i < padded(dim); i += WARP) {
+            bool is_real = there && i < dim;
+            tile.halves[row * tile.stride + i] = is_real ? f32_to_f16(from[i] * down) : 0;
         }
         if (lane == 0) scales[row] = __uint_as_float(exponent << 23);
     }
@@ -171,7 +150,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[TILE / 8][4], const Til
 #pragma unroll
     for (u32 n = 0; n < TILE / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
 #pragma unroll 1
-    for (u32 col = 0; col < dim; col += 16) {
+    for (u32 col = 0; col < padded(dim); col += 16) {
         u32 a[4];
         load_matrices(a, a_row + (col + lane / 16 * 8));
 #pragma unroll
@@ -206,8 +185,11 @@ __device__ __forceinline__ void multiply_values(float (&acc)[DIM / 8][4], const 
 
 // The state of one of the two queries of which a thread has results.
 struct Query {
+    // The positions of this launch and split that it sees.
     Range seen;
     float scale, max, sum;
+    // Its record. There is none if it sees nothing.
+    Global<float> record;
 };
 
 // Scores of a tile → exponentials as halves, of row `lane / 4` of the warp's or, with HALF, of the
@@ -250,25 +232,46 @@ __device__ __forceinline__ float softmax(Query& query, float (&s)[TILE / 8][4],
     return factor;
 }
 
-template <u32 DIM>
-__device__ __forceinline__ void store(const Job& job, const Query& query, u32 row, u32 half,
-                                      u32 split, const float (&acc)[DIM / 8][4], u32 dim,
-                                      u32 n_head, u32 n_slots, Global<float> work) {
+// The query of row `own` in a split, and the sums of its record if it has seen positions of the
+// split in launches before.
+template <u32 DIM, u32 HALF>
+__device__ __forceinline__ Query begin_query(float (&acc)[DIM / 8][4], const Job& job, u32 own,
+                                             u32 split, const AttentionParams& p) {
+    Query query = {{0, 0}, p.scale, -INFINITY, 0.0f, p.work};
+    if (!job.has(own)) return query;
+    Range all = job.seen(job.token(own));
+    u32 start = split * p.split_len;
+    query.seen = all.common(max(start, p.begin), start + p.split_len);
+    if (query.seen.is_empty()) return query;
+    u32 slot = split - all.begin / p.split_len, pair = threadIdx.x % 4 * 2;
+    u64 place = static_cast<u64>(job.token(own)) * p.n_head + job.head_of(own);
+    query.record = query.record + (place * p.n_slots + slot) * record_floats(p.v_dim);
+    if (max(start, all.begin) >= p.begin) return query;
+#pragma unroll
+    for (u32 n = 0; n < DIM / 8; n++) {
+        if (8 * n >= p.v_dim) break;
+        float2 two = as<float2>(query.record + (8 * n + pair))[0];
+        acc[n][2 * HALF] = two.x, acc[n][2 * HALF + 1] = two.y;
+    }
+    query.max = query.record[p.v_dim];
+    if (pair == 0) query.sum = query.record[p.v_dim + 1];
+    return query;
+}
+
+template <u32 DIM, u32 HALF>
+__device__ __forceinline__ void store(const Query& query, const float (&acc)[DIM / 8][4], u32 dim) {
     float sum = query.sum;
     sum += __shfl_xor_sync(FULL_WARP, sum, 1);
     sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-    u32 start = split * PROMPT_SPLIT;
-    if (!job.has(row) || query.seen.common(start, start + PROMPT_SPLIT).is_empty()) return;
-    u32 slot = split - query.seen.begin / PROMPT_SPLIT, pair = threadIdx.x % 4 * 2;
-    u64 place = static_cast<u64>(job.token(row)) * n_head + job.head_of(row);
-    Global<float> record = work + (place * n_slots + slot) * record_floats(dim);
+    u32 pair = threadIdx.x % 4 * 2;
+    if (query.seen.is_empty()) return;
 #pragma unroll
     for (u32 n = 0; n < DIM / 8; n++) {
         if (8 * n >= dim) break;
-        as<float2>(record + (8 * n + pair))[0] = make_float2(half ? acc[n][2] : acc[n][0],
-                                                              half ? acc[n][3] : acc[n][1]);
+        as<float2>(query.record + (8 * n + pair))[0] =
+            make_float2(acc[n][2 * HALF], acc[n][2 * HALF + 1]);
     }
-    if (pair == 0) as<float2>(record + dim)[0] = make_float2(query.max, sum);
+    if (pair == 0) as<float2>(query.record + dim)[0] = make_float2(query.max, sum);
 }
 
 template <u32 DIM>
@@ -277,7 +280,8 @@ __device__ __forceinline__ void attention_prompt(const AttentionParams& p) {
     SHARED(float, scales, ROWS);
     u32 group = p.group, n_head = p.n_head, reach = p.reach;
     Global<const float> bias = p.bias;
-    Rows k = {p.k, p.k_type, p.k_dim, p.k_row}, v = {p.v, p.v_type, p.v_dim, p.v_row};
+    Rows k = {p.k, p.k_type, p.k_dim, p.k_row, p.begin};
+    Rows v = {p.v, p.v_type, p.v_dim, p.v_row, p.begin};
     Job job;
     u32 parts = (group + ROWS - 1) / ROWS, head_kv = blockIdx.y / parts, part = blockIdx.y % parts;
     u32 tokens_a_block = max(1u, ROWS / group);
@@ -291,26 +295,22 @@ __device__ __forceinline__ void attention_prompt(const AttentionParams& p) {
     job.cap = p.cap;
     Range seen = {job.seen(job.first_token).begin,
                   job.seen(job.first_token + job.tokens - 1).end};
-    u32 split = seen.begin / PROMPT_SPLIT + blockIdx.z;
-    seen = seen.common(split * PROMPT_SPLIT, split * PROMPT_SPLIT + PROMPT_SPLIT);
+    u32 split = max(seen.begin, p.begin) / p.split_len + blockIdx.z, first = split * p.split_len;
+    seen = seen.common(max(first, p.begin), first + p.split_len);
     if (seen.is_empty()) return;
     k.bytes = k.bytes + static_cast<u64>(head_kv) * p.k_ctx * k.row;
     v.bytes = v.bytes + static_cast<u64>(head_kv) * p.v_ctx * v.row;
 
-    Tile queries = {dynamic, k.dim + 8};
+    Tile queries = {dynamic, padded(k.dim) + 8};
     Shared<u16> tile = dynamic + ROWS * queries.stride;
-    Tile keys = {tile, k.dim + 8}, values = {tile, v.dim + 8};
+    Tile keys = {tile, queries.stride}, values = {tile, padded(v.dim) + 8};
     load_queries(queries, scales, job, p.q, n_head, k.dim);
     __syncwarp();
     u32 row = threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4;
-    Query query[2];
-#pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        u32 own = row + 8 * half;
-        Range sees = job.has(own) ? job.seen(job.token(own)) : Range{0, 0};
-        query[half] = Query{sees, p.scale * scales[own], -INFINITY, 0.0f};
-    }
     float acc[DIM / 8][4] = {};
+    Query query[2] = {begin_query<DIM, 0>(acc, job, row, split, p),
+                      begin_query<DIM, 1>(acc, job, row + 8, split, p)};
+    query[0].scale *= scales[row], query[1].scale *= scales[row + 8];
     for (u32 start = seen.begin / TILE * TILE; start < seen.end; start += TILE) {
         __syncthreads();
         fill(keys, k, start, seen);
@@ -330,8 +330,8 @@ __device__ __forceinline__ void attention_prompt(const AttentionParams& p) {
         __syncthreads();
         multiply_values<DIM>(acc, e, values, v.dim);
     }
-    store<DIM>(job, query[0], row, 0, split, acc, v.dim, n_head, p.n_slots, p.work);
-    store<DIM>(job, query[1], row + 8, 1, split, acc, v.dim, n_head, p.n_slots, p.work);
+    store<DIM, 0>(query[0], acc, v.dim);
+    store<DIM, 1>(query[1], acc, v.dim);
 }
 
 // Values of up to DIM elements.

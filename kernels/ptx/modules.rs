@@ -56,8 +56,8 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "a5bc27799cf8f4d840bf92687f0cef3286c7e8612790d399b34c53cfee59a4f7",
-        ptx: "32fbe8075ef50623d2b8f732d79fb03c407ab0f7ef92dde69f42af98cfbf9dda",
+        digest: "43244e7dd8e2a6d090a1acbddf5db4b703590f341a93c7c4f9347c63aa0af1dd",
+        ptx: "16bb6f0619dfa3086f41a425b2fad71f2d881caacbe9a70ef410874c4cb62480",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -70,7 +70,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "07dde30fce6e57698b6429448b8613da4b614d1134f87594ea3ee881b7925056",
+                sha256: "89a11f3074e779b07c3b042666be3745a48f8e8e0fcf8edf162265499929856d",
                 lzma: include_bytes!("attention.sm_75.cubin.lzma"),
             },
         ],
@@ -78,8 +78,8 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "a5bc27799cf8f4d840bf92687f0cef3286c7e8612790d399b34c53cfee59a4f7",
-        ptx: "f7e4130957dd1a35d49a30022ed937f65e3a8e51a4db18e082b332eb91744168",
+        digest: "43244e7dd8e2a6d090a1acbddf5db4b703590f341a93c7c4f9347c63aa0af1dd",
+        ptx: "de2820fd645e956260f6d05fa10e2a8a588945db1d2099408813ee5e6da66b4a",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -92,27 +92,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "322a2f4eccc09afc96debf0d46640694f5801bbd0d10853b39ba8bf0c6c7c1f7",
+                sha256: "1d263808c8fa80c06b8653a3ae8019358e38b9b10afb5671c33ae5655ce58f96",
                 lzma: include_bytes!("attention.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "494f47ac51eb74a15db602928f43daaa2da0f49324af3c4ff34402d370fec2e8",
+                sha256: "e1cf4447eb12472fda9017e497fabd0fa2fd79805c8c571ef5586a44d3add432",
                 lzma: include_bytes!("attention.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "f3f7b0b241d08eda72d7ebb12ad1d82dff74c1509d4233d74042820e7ce4b25e",
+                sha256: "5a474288598dd61dd6422beb2b1e764e17b4ecec87649e09b64e07586ba37129",
                 lzma: include_bytes!("attention.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "b859eb92d5e49190ed3a167d5afa5ccb71f3758b10a448b3db6e3fdc0d926a68",
+                sha256: "15ab2d36bb885889d4dc67679eef1bc99fd6d2a7a068f2c79e06894b7b745e08",
                 lzma: include_bytes!("attention.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "0176fec2fc372f7b942fdb4bb531cf8edb3131dba39294c20cf6c249c9074f3c",
+                sha256: "8e73d49bbcff89d3772c2a7377520b84536346ab864125e1db172da9e130fda8",
                 lzma: include_bytes!("attention.sm_120.cubin.lzma"),
             },
         ],
@@ -162,8 +162,8 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "f801219ebe29538984d11a8193a534fdfe34d3494ba254b9207d885539cf89c4",
-        ptx: "7c77c146ea46385e836ff6876c61cef100b04f057914e0e5cc95f28721d88d19",
+        digest: "250ec36de8858cbb20cfd6df74cd232adede372228d7363f2bf8220748a912b8",
+        ptx: "29d44d0f790d6b4bea23281071f804d265ed544c61ebe740ee7216a3215aea13",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -173,7 +173,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "80b3fde60695991c75acb866bfdbcdbadac068249de58c8ee95e47d69a1b4d92",
+                sha256: "efc6a05fd36f574fdd57457b60d7d85a247536ea225f9d1ad469e00385b51d52",
                 lzma: include_bytes!("attention_prompt.sm_75.cubin.lzma"),
             },
         ],
@@ -181,8 +181,8 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "f801219ebe29538984d11a8193a534fdfe34d3494ba254b9207d885539cf89c4",
-        ptx: "ac7c00c9543b284793d0c16e4d869b955d5d7cda1a88d4830a801ed4cb64af41",
+        digest: "250ec36de8858cbb20cfd6df74cd232adede372228d7363f2bf8220748a912b8",
+        ptx: "b166f03b62be43bc988b041f4085c3f94952bb7572539a375cf792696664727a",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -192,27 +192,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "d9cbd02ba633be1cb1b7148451326b83bb05f9f269e077af964c15e0829e7ee6",
+                sha256: "f4b08901bf2dac2431e3664dc5293d40fdeff625c5309e82016309481c20a11c",
                 lzma: include_bytes!("attention_prompt.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "f7135b34c188e8c8d6b6ec8ce2e937762895e2cec652922786c8fa7434aa2f7a",
+                sha256: "40573adc2de8a93cb1c357232e30acc9ce027a17688ded52e611719fdd603917",
                 lzma: include_bytes!("attention_prompt.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "d57ac9926e0e93e3b9ae75cd974643663a50114cf43b28f34b02f73add058e89",
+                sha256: "88c774f319e0c19838b18f61cd31ced0c83a118471ee7fdf287ab62b4af08b29",
                 lzma: include_bytes!("attention_prompt.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "aa37758c741dc8ccc67b8915ad18da354146d9d8a47f13ec303fd993c940d5bf",
+                sha256: "b44c87c4705130ff99fd4a82d0c158cd46a6e540a908998a20ea8ee62ea0cb83",
                 lzma: include_bytes!("attention_prompt.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "20226746cf9bcae2adfd34542b529c0f117971e1d741213a8d5f927aecf8a665",
+                sha256: "e2a2c6b6f4f09c4d4e70fe48d915f10506cf2b5ef5b6377faa1da9c1e6c245b9",
                 lzma: include_bytes!("attention_prompt.sm_120.cubin.lzma"),
             },
         ],
@@ -712,6 +712,62 @@
                 compute: 120,
                 sha256: "bcd8096e9bd2e3799d4d756b1a30badaaff761249efc099e443dfecdf0a343c4",
                 lzma: include_bytes!("index.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "latent",
+        compute: 75,
+        digest: "478a439bb70647d39586c1d526773afbe1da981a108f8a6e47e07cea352ceb7d",
+        ptx: "5d9b8ce13260f494c0436144588a63e587d668c25ebfb075f7c7f086fe78ec65",
+        kernels: &[
+            "expand_keys",
+            "expand_values",
+        ],
+        lzma: include_bytes!("latent.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "bce0db42c1358c1c255f1149c93979683c0fdca1f7a8465e7097e1221b673d8f",
+                lzma: include_bytes!("latent.sm_75.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "latent",
+        compute: 80,
+        digest: "478a439bb70647d39586c1d526773afbe1da981a108f8a6e47e07cea352ceb7d",
+        ptx: "d7d867d241a7aa96ff920b754020a9bbaa44555ca5a3a14ccf73078288fcfde1",
+        kernels: &[
+            "expand_keys",
+            "expand_values",
+        ],
+        lzma: include_bytes!("latent.sm_80.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 80,
+                sha256: "72615b76f5373afb71a2425e72f857ae3da646a99219c1ee0b1a9fc8a8e7adad",
+                lzma: include_bytes!("latent.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "4eff6e4bb9bc4a583a87deba385c3b4490223a0726ec9d11ea6a29e0419512ee",
+                lzma: include_bytes!("latent.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "e5d5bc87af16c3958bd5d08c0046494f0bdae878aac8af369abadaf647081dd3",
+                lzma: include_bytes!("latent.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "c8e407347111be84f0a7399b8c317a591cf9a58050c1b273270d0b2209b6e113",
+                lzma: include_bytes!("latent.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "f3a6a6282a3e477e104edb9cdd7de892870c9cd061fbec4e58932a2a414f8224",
+                lzma: include_bytes!("latent.sm_120.cubin.lzma"),
             },
         ],
     },

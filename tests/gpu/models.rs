@@ -445,6 +445,40 @@ fn caches_of_fewer_bits() {
     with_cache("deepseek_v3", CacheType::F16);
 }
 
+/// Prompts of latent attention with keys and values of the heads, which are made of the cached
+/// rows: behind a past too, and a part of the positions at a time.
+#[test]
+fn latent_attention_among_keys_of_the_heads() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..131).map(|i| 3 + (i * 37) % 90).collect();
+    let of = |name| {
+        let path = convert_golden(name, "f32", dir.path());
+        let cache = CacheType::F16;
+        let cached = |base: EngineOptions| EngineOptions {
+            cache_type_k: cache,
+            cache_type_v: cache,
+            n_ctx: Some(160),
+            n_ubatch: Some(64),
+            ..base
+        };
+        let load = |base| load(&path, &cached(base));
+        let (cpu, device) = (load(on_cpu()), load(on_device(1, "")));
+        let exact = load(EngineOptions { exact: true, ..on_device(2, "") });
+        let [expected, got, exact] =
+            [&cpu, &device, &exact].map(|engine| answer_to(engine, &tokens, 128));
+        compare(name, &got, &expected, 2e-3);
+        compare(&format!("{name}, exact"), &exact, &expected, 0.0);
+    };
+    if !is_there(&convert_golden("deepseek_v3", "f32", dir.path())) {
+        return;
+    }
+    of("deepseek_v3");
+    let ran = Emulated::launched_kernels();
+    let has = |name: &str| ran.iter().any(|ran| ran == name);
+    assert!(has("expand_keys") && has("expand_values"));
+    ["deepseek_v2_lite", "mistral4", "kimi-linear"].into_iter().for_each(of);
+}
+
 /// Whoever computes an expert, wherever it lies, and in whatever order the device runs.
 fn same_bits(name: &str, ty: &str, cache: CacheType) {
     let dir = tempfile::tempdir().unwrap();

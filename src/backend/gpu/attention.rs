@@ -8,7 +8,7 @@
 //! - **Tensor cores** (`kernels/attention_prompt.cu`): queries, keys, exponentials and values
 //!   rounded to f16, sums in f32. In the tests the largest difference from the twin is 7·10⁻⁴ of
 //!   the largest value; one rounding to f16 is up to 5·10⁻⁴. For queries of a prompt
-//!   ([`DeviceAttention::prompt`]) over rows of F16 or of blocks, of a multiple of 16 elements, up
+//!   ([`DeviceAttention::prompt`]) over rows of F16 or of blocks, of a multiple of 8 elements, up
 //!   to 256, if the device has the shared memory.
 //!
 //! The choice depends on the shape, the device and `prompt` only, not on the number of tokens. In
@@ -34,6 +34,8 @@ const TILE: usize = 64;
 const PROMPT_THREADS: u32 = 128;
 const PROMPT_ROWS: usize = 64;
 const PROMPT_SPLIT: usize = 4096;
+/// A split that has all positions.
+const ALL_POSITIONS: usize = 1 << 31;
 const PROMPT_DIMS: [usize; 3] = [64, 128, 256];
 /// The numbers of heads of a block, with one kernel for each.
 const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -43,7 +45,7 @@ const STAGE_BYTES: usize = TILE * (256 + 16);
 const WORK_BYTES: usize = 64 << 20;
 
 kernel_params! {
-    pub struct AttentionParams[136] {
+    pub struct AttentionParams[144] {
         q: DevicePtr,
         k: DevicePtr,
         k_type: u32,
@@ -72,6 +74,8 @@ kernel_params! {
         chunk: u32,
         cap: f32,
         lists: u32,
+        split_len: u32,
+        begin: u32,
     }
 }
 
@@ -272,6 +276,7 @@ fn shared_bytes(rows: usize, k_dim: usize) -> usize {
 /// The shared memory of `kernels/attention_prompt.cu`: halves of 64 queries and of a tile's keys or
 /// values, each row padded by 16 bytes.
 fn prompt_shared_bytes(k_dim: usize, v_dim: usize) -> usize {
+    let [k_dim, v_dim] = [k_dim, v_dim].map(|dim| dim.next_multiple_of(16));
     2 * (PROMPT_ROWS * (k_dim + 8) + TILE * (k_dim.max(v_dim) + 8))
 }
 
@@ -284,11 +289,13 @@ struct Part<'a> {
     /// The positions of a split, and the records of a query.
     split_len: usize,
     slots: usize,
+    /// The position of the first row of `data`.
+    begin: usize,
 }
 
 impl Part<'_> {
     fn n_ctx(&self) -> usize {
-        self.data.k.n_ctx.min(self.data.v.n_ctx)
+        self.begin + self.data.k.n_ctx.min(self.data.v.n_ctx)
     }
 
     fn params(&self) -> AttentionParams {
@@ -322,6 +329,8 @@ impl Part<'_> {
             chunk: or_none(shape.chunk),
             cap: shape.cap.unwrap_or(0.0),
             lists: u32_of(shape.lists),
+            split_len: u32_of(self.split_len),
+            begin: u32_of(self.begin),
         }
     }
 }
@@ -354,9 +363,7 @@ impl Attention {
 
     /// Whether queries of a prompt over such rows go to the tensor cores.
     pub fn has_prompt_kernel(&self, k: &DeviceRows, v: &DeviceRows) -> bool {
-        let takes = |rows: &DeviceRows| {
-            rows.dim.is_multiple_of(16) && rows.dim <= 256 && rows.can_load_eight()
-        };
+        let takes = |rows: &DeviceRows| rows.dim <= 256 && rows.can_load_eight();
         // Static shared memory is a float a query.
         let shared = prompt_shared_bytes(k.dim, v.dim) + 4 * PROMPT_ROWS;
         takes(k) && takes(v) && shared <= self.shared_bytes_max
@@ -402,7 +409,7 @@ impl Attention {
             let out = out.slice(first * out_token..out.len());
             let records = data.records.map(|records| records.token_range(first..first + tokens));
             let data = AttentionData { tokens, q, out, records, ..data };
-            let part = Part { shape, first, data, split_len, slots };
+            let part = Part { shape, first, data, split_len, slots, begin: 0 };
             if prompt {
                 self.tensor(stream, part)?
             } else {
@@ -411,6 +418,37 @@ impl Attention {
             self.combine(stream, part)?;
         }
         Ok(())
+    }
+
+    /// Bytes of `work` for [`Attention::launch_piece`].
+    pub fn piece_work_bytes(n_head: usize, v_dim: usize, tokens: usize) -> usize {
+        4 * tokens * n_head * record_floats(v_dim)
+    }
+
+    /// As `launch` by the kernels for prompts, over the rows that `data` has, which are those of
+    /// the positions from `begin` on. Launches go on from position 0; the last, whose rows end at
+    /// or behind `max_seen`, computes `data.out`. `work` is kept between them.
+    ///
+    /// # Panics
+    /// If sizes do not fit each other, or there are no such kernels ([`Attention::launch`]).
+    pub fn launch_piece(
+        &self,
+        stream: &Stream,
+        shape: &DeviceAttention,
+        data: AttentionData,
+        begin: usize,
+    ) -> Result<()> {
+        let AttentionData { tokens, q, k, v, work, out, .. } = data;
+        shape.check(tokens, q, &k, &v);
+        assert!(self.has_prompt_kernel(&k, &v) && data.records.is_none() && tokens <= GRID_MAX);
+        let sees_all = shape.window.or(shape.chunk).or(shape.all).is_none() && shape.lists == 0;
+        assert!(sees_all, "queries see what is before them");
+        assert!(out.holds::<f32>(tokens * shape.n_head * v.dim), "{tokens} results");
+        let n_work = Self::piece_work_bytes(shape.n_head, v.dim, tokens);
+        assert!(work.len() >= n_work && work.address().is_multiple_of(16), "a record a query");
+        let part = Part { shape, first: 0, data, split_len: ALL_POSITIONS, slots: 1, begin };
+        self.tensor(stream, part)?;
+        if part.n_ctx() >= shape.max_seen { self.combine(stream, part) } else { Ok(()) }
     }
 
     fn exact(&self, stream: &Stream, part: Part) -> Result<()> {
@@ -436,7 +474,7 @@ impl Attention {
         let Part { shape, data: AttentionData { tokens, k, v, .. }, .. } = part;
         let tokens_a_block = (PROMPT_ROWS / shape.group()).max(1);
         let heads = shape.n_head_kv * shape.group().div_ceil(PROMPT_ROWS);
-        let slots = shape.slots(PROMPT_SPLIT, tokens_a_block, part.n_ctx());
+        let slots = shape.slots(part.split_len, tokens_a_block, part.n_ctx());
         let blocks = [tokens.div_ceil(tokens_a_block), heads, slots].map(u32_of);
         let shared_bytes = prompt_shared_bytes(k.dim, v.dim);
         let grid = Grid::new(blocks, PROMPT_THREADS).with_shared(shared_bytes);

@@ -1,6 +1,6 @@
 //! Rows of an embedding table (`kernels/embed.cu`).
 
-use super::mat::{DeviceMat, TypeKernels, all_types};
+use super::mat::{DeviceMat, TypeKernels};
 use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
@@ -30,8 +30,9 @@ fn values(ty: TensorType) -> usize {
 }
 
 impl Embed {
-    pub fn load(gpu: &Device) -> Result<Embed> {
-        Ok(Embed(TypeKernels::load(gpu, "embed", &all_types())?))
+    /// For tables of these types.
+    pub fn load(gpu: &Device, types: &[TensorType]) -> Result<Embed> {
+        Ok(Embed(TypeKernels::load(gpu, "embed", types)?))
     }
 
     /// `out[t]`, f32 [n_tokens, table.cols], is row `ids[t]` of `table`; `ids` are u32.

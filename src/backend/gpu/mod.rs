@@ -24,6 +24,7 @@ pub mod expert;
 pub mod heads;
 pub mod host_waits;
 pub mod index;
+pub mod latent;
 pub mod mat;
 pub mod matmul;
 pub mod matvec;
@@ -77,6 +78,7 @@ pub const LAYOUTS: &[&Layout] = &[
     index::IndexScoresParams::LAYOUT,
     index::ChooseParams::LAYOUT,
     index::GatherRowsParams::LAYOUT,
+    latent::ExpandParams::LAYOUT,
     matmul::MatmulParams::LAYOUT,
     matvec::MatvecParams::LAYOUT,
     norm::RmsNormParams::LAYOUT,

@@ -5,11 +5,11 @@ use super::data::{Random, weights};
 use super::report::Report;
 use crate::Result;
 use crate::backend::gpu::embed::Embed;
-use crate::backend::gpu::mat::{DeviceMat, types};
+use crate::backend::gpu::mat::{DeviceMat, all_types, types};
 use crate::quant;
 
 pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let embed = Embed::load(&bench.gpu)?;
+    let embed = Embed::load(&bench.gpu, &all_types())?;
     for ty in types() {
         report.row("embed", ty, |row| {
             let block = ty.block_len();

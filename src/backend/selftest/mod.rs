@@ -19,6 +19,7 @@ mod expert;
 mod heads;
 mod index;
 mod kda;
+mod latent;
 mod machinery;
 mod norm;
 mod products;
@@ -52,6 +53,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("activate", activate::check),
     ("attention", attention::check),
     ("compress", compress::check),
+    ("latent", latent::check),
     ("index", index::check),
     ("block keys", block_keys::check),
     ("attention inputs", attention_inputs::check),

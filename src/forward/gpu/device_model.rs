@@ -4,6 +4,7 @@
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::experts::vram::{GranuleLayout, VramTiers};
+use crate::forward::gpu::expander::Expander;
 use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuStreams};
 use crate::forward::gpu::ops::{Ops, types_of};
 use crate::forward::gpu::weights::{GpuLinear, GpuWeights, Packer};
@@ -16,6 +17,8 @@ pub struct DeviceModel {
     /// The stream of the layers.
     pub stream: Stream,
     pub ops: Ops,
+    /// For layers with latent attention.
+    pub expander: Option<Expander>,
     pub layout: WorkspaceLayout,
     pub workspace: Workspace,
     pub weights: GpuWeights,
@@ -57,6 +60,7 @@ impl DeviceModel {
         let on = |l: usize| model.is_on_device(l, &options.layers, options.n_ctx);
         let layer = |l| on(l).then(|| packer.layer(l));
         let layers: Vec<_> = (0..model.hyper.n_layers).map(layer).collect();
+        let expander = Expander::load(gpu, &layers)?;
         let encoder = model.weights.encoder.as_ref().map(|encoder| packer.encoder(encoder));
         let weights = &model.weights;
         let last_streams = match layers.last() {
@@ -79,7 +83,7 @@ impl DeviceModel {
         }
         let (hyper, n_ctx) = (&model.hyper, options.n_ctx);
         let layout = WorkspaceLayout::new(hyper, &model.weights, n, n_ctx, options.n_peers);
-        let workspace = Workspace::new(gpu, &stream, &layout, n)?;
+        let workspace = Workspace::new(gpu, &stream, &layout)?;
         let layouts = model.weights.routed.iter().map(|l| l.as_ref().map(GranuleLayout::new));
         Ok(DeviceModel {
             layouts: layouts.collect(),
@@ -87,6 +91,7 @@ impl DeviceModel {
             is_exact: false,
             stream,
             ops,
+            expander,
             layout,
             workspace,
             weights,

@@ -17,6 +17,8 @@ mod cross_attention;
 mod decode_pipeline;
 mod device_model;
 mod devices;
+mod expanded;
+mod expander;
 mod expert_parallel;
 mod experts;
 mod gated_delta;

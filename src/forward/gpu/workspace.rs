@@ -11,6 +11,7 @@ use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::acts_bytes;
 pub use crate::forward::gpu::bump::{BumpLayout, ByteRange};
 use crate::forward::gpu::compressed_layers::{CompressedLayout, CompressedSizes};
+use crate::forward::gpu::expander::n_ids;
 use crate::forward::gpu::index_layers::{IndexLayout, ListsLayout, scores_bytes};
 use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
@@ -39,7 +40,7 @@ pub struct WorkspaceLayout {
     /// Scratch memory for choosing the best logits, and the result: f32 [k], then u32 [k].
     pub top_k: ByteRange,
     pub best: ByteRange,
-    /// u32 [tokens]: 0, 1, …
+    /// u32 [tokens, or more that a matrix of latent attention has rows]: 0, 1, …
     pub iota: ByteRange,
     /// u32 [tokens]
     pub zeros: ByteRange,
@@ -96,6 +97,9 @@ pub struct MixerLayout {
     pub compressed: ByteRange,
     pub nope: ByteRange,
     pub absorbed: ByteRange,
+    /// `k`, `nope` and `absorbed` together, which lie one behind the other: latent attention needs
+    /// them, or keys and values of the heads.
+    pub latent: ByteRange,
     pub kv: ByteRange,
     pub acts: ByteRange,
     pub work: ByteRange,
@@ -341,7 +345,7 @@ impl WorkspaceLayout {
             logits: bump.words(LOGITS_ROWS.min(n) * n_vocab),
             top_k: bump.bytes(sample::scratch_bytes(n_vocab, 1, TOP_K_MAX)),
             best: bump.words(2 * TOP_K_MAX),
-            iota: bump.words(n),
+            iota: bump.words(n.max(n_ids(weights))),
             zeros: bump.words(n),
             ones: bump.words(n.max(n_streams(hyper) * hyper.n_embd)),
             encoder: encoder_rows(hyper, n_ctx).map(|n| bump.words(n)),
@@ -478,6 +482,15 @@ impl LatentWidths {
         self.rank = self.rank.max(rank);
         self.acts = acts.into_iter().fold(self.acts, usize::max);
     }
+
+    /// The buffers that begin with `k`, which other layers need for `keys` elements of a token.
+    fn layout(&self, n: usize, keys: usize, bump: &mut BumpLayout) -> MixerLayout {
+        let sizes = [keys.max(self.absorbed), self.nope, self.mixed];
+        let [k, nope, absorbed] = sizes.map(|size| bump.words(n * size));
+        let latent = k.start..absorbed.end;
+        let kv = bump.words(n * self.row);
+        MixerLayout { latent, k, nope, absorbed, kv, ..MixerLayout::default() }
+    }
 }
 
 impl MixerLayout {
@@ -532,14 +545,10 @@ impl MixerLayout {
             // Products of keys or values come here before their factor.
             q: bump.words(n * widths[0].max(keys[0]).max(keys[1])),
             raw: bump.words(raw),
-            k: bump.words(n * keys[0].max(latent.absorbed)),
             v: bump.words(n * keys[1]),
             attended: bump.words(attended),
             gate: bump.words(attended),
             compressed: bump.words(n * latent.ranks.max(compressed.ranks)),
-            nope: bump.words(n * latent.nope),
-            absorbed: bump.words(n * latent.mixed),
-            kv: bump.words(n * latent.row),
             acts: bump.bytes(acts.into_iter().max().unwrap_or(0)),
             work: bump.bytes(work.max(scores_bytes(h, n_ctx))),
             qkv: bump.words(n * recurrent.projected),
@@ -548,6 +557,7 @@ impl MixerLayout {
             decays: bump.words(n * recurrent.decays),
             ranks: bump.words(n * recurrent.rank),
             scan: bump.words(n * recurrent.scan),
+            ..latent.layout(n, keys[0], bump)
         }
     }
 }
@@ -724,14 +734,10 @@ impl Workspace {
     }
 
     /// Allocates the memory and fills in the buffers that never change.
-    pub fn new(
-        gpu: &Device,
-        stream: &Stream,
-        layout: &WorkspaceLayout,
-        n: usize,
-    ) -> Result<Workspace> {
+    pub fn new(gpu: &Device, stream: &Stream, layout: &WorkspaceLayout) -> Result<Workspace> {
         let workspace = Workspace::of(gpu, layout.n_bytes())?;
-        let iota: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
+        let n_iota = (layout.iota.len() / 4) as u32;
+        let iota: Vec<u8> = (0..n_iota).flat_map(u32::to_le_bytes).collect();
         let n_ones = layout.ones.len() / 4;
         let ones: Vec<u8> = (0..n_ones).flat_map(|_| 1f32.to_le_bytes()).collect();
         stream.upload_now(workspace.slice(&layout.iota), &iota)?;
