@@ -16,10 +16,10 @@ included: what does not belong to the sources is made again.
 
 NVRTC 12.0 makes PTX that every driver since 525 loads, and ptxas 12.9 cubins that they load: those
 of ptxas 13 have an ELF version that only drivers since 580 know. A source in VARIANTS is compiled
-again for newer devices, to x.sm_80.ptx.lzma beside x.ptx.lzma. ptxas reports registers, local
-memory and shared memory for each of ARCHITECTURES. A kernel that spills is an error, and so is one
-whose largest block would need more registers than a multiprocessor has. Each file is compiled in
-its own process; together they take two minutes of one core.
+again for newer devices: x.ptx.lzma has the PTX of each target, a zero byte behind it. ptxas
+reports registers, local memory and shared memory for each of ARCHITECTURES. A kernel that spills is
+an error, and so is one whose largest block would need more registers than a multiprocessor has.
+Each file is compiled in its own process; together they take two minutes of one core.
 """
 
 import argparse
@@ -168,24 +168,23 @@ class Module:
     """Makes PTX and cubins of a source for a target: lines of the table, and files' contents."""
 
     def __init__(self, source, target, ptx, cubins):
-        variant = "" if target == TARGET else f".sm_{target}"
-        file = PTX / f"{source.stem}{variant}.ptx.lzma"
-        self.files = {file: ptx.encode("utf-8")}
+        self.ptx_file, self.ptx = PTX / f"{source.stem}.ptx.lzma", ptx.encode("utf-8")
+        self.cubins = {}
         lines = [
             "    Module {",
             f'        source: "{source.stem}",',
             f"        compute: {target},",
             f'        digest: "{digest(source)}",',
-            f'        ptx: "{sha256(self.files[file])}",',
+            f'        ptx: "{sha256(self.ptx)}",',
             "        kernels: &[",
             *[f'            "{name}",' for name in threads_of(ptx)],
             "        ],",
-            f'        lzma: include_bytes!("{file.name}"),',
+            f'        lzma: include_bytes!("{self.ptx_file.name}"),',
             "        cubins: &[",
         ]
         for architecture, cubin in cubins.items():
             file = PTX / f"{source.stem}.sm_{architecture}.cubin.lzma"
-            self.files[file] = cubin
+            self.cubins[file] = cubin
             lines += [
                 "            Cubin {",
                 f"                compute: {architecture},",
@@ -194,6 +193,16 @@ class Module:
                 "            },",
             ]
         self.lines = [*lines, "        ],", "    },"]
+        self.files = {self.ptx_file, *self.cubins}
+
+
+def contents_of(made):
+    """The files' contents. All targets of a source are made together: they have one digest."""
+    contents = {}
+    for (_, target), module in sorted(made.items(), key=lambda item: item[0]):
+        contents.update(module.cubins)
+        contents[module.ptx_file] = contents.get(module.ptx_file, b"") + module.ptx + b"\0"
+    return contents
 
 
 def head():
@@ -222,9 +231,14 @@ def kept(old):
         files = [PTX / name for name in re.findall(r'include_bytes!\("(.+)"\)', block)]
         is_whole = len(files) == len(hashes) == 1 + len(cubins_of(source, target))
         is_of = source.exists() and f'digest: "{digest(source)}"' in block
-        if is_whole and is_of and [sha256(content(file)) for file in files] == hashes:
-            modules[source, target] = (block.splitlines(), files)
-    return modules
+        if is_whole and is_of and target in targets(source):
+            texts = content(files[0]).split(b"\0")
+            at = targets(source).index(target)
+            found = [*texts[at : at + 1], *map(content, files[1:])]
+            if len(texts) == len(targets(source)) + 1 and [*map(sha256, found)] == hashes:
+                modules[source, target] = (block.splitlines(), files)
+    whole = lambda source: all((source, target) in modules for target in targets(source))
+    return {job: module for job, module in modules.items() if whole(job[0])}
 
 
 def usage(ptxas, ptx, architecture):
@@ -312,7 +326,7 @@ def write(made, files, text):
     PTX.mkdir(exist_ok=True)
     for file in set(PTX.iterdir()) - files - {TABLE}:
         file.unlink()
-    contents = {f: c for m in made.values() for f, c in m.files.items() if content(f) != c}
+    contents = {f: c for f, c in contents_of(made).items() if content(f) != c}
     with ProcessPoolExecutor() as pool:
         for file, packed in zip(contents, pool.map(compress, contents.values())):
             file.write_bytes(packed)
@@ -324,10 +338,9 @@ def differences(made, files, text):
     again = "run kernels/build_ptx.py"
     strays = sorted(set(PTX.iterdir()) - files - {TABLE})
     faults = [f"{file.name} has no source: {again}" for file in strays]
-    for (source, _), module in made.items():
-        old = [file.name for file, now in module.files.items() if content(file) != now]
-        if old:
-            faults.append(f"{', '.join(old)}: not those of {source.name}: {again}")
+    for file, now in contents_of(made).items():
+        if content(file) != now:
+            faults.append(f"{file.name} is not that of its source: {again}")
     if not TABLE.exists() or TABLE.read_text("utf-8") != text:
         faults.append(f"{TABLE.name} is not the table of these files: {again}")
     return faults

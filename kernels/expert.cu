@@ -224,12 +224,14 @@ struct ScalePairsParams {
     Address<const u32> experts;
     // [experts]
     Address<const float> scales;
-    // [experts, rows] or null
+    // [experts, bias_stride], from the granule's first row on, or null
     Address<const float> bias;
     u32 rows;
     u32 stride;
+    u32 bias_stride;
+    u32 unused;
 };
-static_assert(sizeof(ScalePairsParams) == 56);
+static_assert(sizeof(ScalePairsParams) == 64);
 
 // blockIdx.y is an item, whose pairs lie side by side.
 KERNEL(scale_pairs, THREADS, ScalePairsParams) {
@@ -239,7 +241,7 @@ KERNEL(scale_pairs, THREADS, ScalePairsParams) {
     u32 expert = p.experts[item], end = p.starts[item + 1];
     float scale = p.scales[expert];
     bool is_biased = static_cast<bool>(p.bias);
-    float bias = is_biased ? p.bias[static_cast<u64>(expert) * p.rows + row] : 0.0f;
+    float bias = is_biased ? p.bias[static_cast<u64>(expert) * p.bias_stride + row] : 0.0f;
     for (u32 pair = p.starts[item]; pair < end; pair++) {
         u64 at = static_cast<u64>(pair) * p.stride + row;
         float product = x[at] * scale;

@@ -3,7 +3,7 @@
 //   out[t, r] (+)= weights[r] · x[t] (+ bias[r])
 //
 // for one matrix, or for several *items*: an item is an expert's matrix and the tokens that chose
-// the expert.
+// the expert. An expert's matrix may be cut between rows into granules, which lie apart.
 //
 // Twin: `Kernels::matmul` (src/simd/scalar.rs), to the bit. Integers are exact in any order: codes
 // and activations are multiplied as i8, sums of a sub-block are scaled as int32. Float sums keep
@@ -34,8 +34,8 @@ static constexpr u32 ROWS = 64;
 struct MatmulParams {
     // One matrix [n_rows, n_cols] of blocks without gaps. Null where `matrices` is not.
     Address<const u8> weights;
-    // [items]: the address of each item's granule, of which the matrix begins at byte `matrix_at`.
-    // An item with address 0 is left out. Null where one matrix is multiplied.
+    // [granules, items]: the address of each granule, of which the matrix's rows begin at byte
+    // `matrix_at`. A granule with address 0 is left out. Null where one matrix is multiplied.
     Address<const u64> matrices;
     u64 matrix_at;
     u32 n_rows;
@@ -52,7 +52,7 @@ struct MatmulParams {
     Address<const u32> starts;
     // [items]: the row of `bias` that an item adds. Null for one matrix.
     Address<const u32> experts;
-    // [experts, n_rows] or null
+    // [experts, bias_stride] or null
     Address<const float> bias;
     // [tokens of all items, out_stride]
     Address<float> out;
@@ -60,9 +60,12 @@ struct MatmulParams {
     // Whether the products are added to `out`.
     u32 accumulate;
     u32 out_stride;
+    u32 bias_stride;
+    // Rows of a granule but the last: a multiple of ROWS if there are several granules.
+    u32 granule_rows;
     u32 unused;
 };
-static_assert(sizeof(MatmulParams) == 104);
+static_assert(sizeof(MatmulParams) == 112);
 
 // The tile that a block of threads computes.
 struct Product {
@@ -447,9 +450,12 @@ __device__ __forceinline__ void matmul(const MatmulParams& params) {
     u32 first_row = blockIdx.x * ROWS, first_token = blockIdx.y * TOKENS;
     Product p = {params.weights, n_rows, params.n_cols, nullptr, first_row, first_token};
     if (matrices) {
-        u64 address = matrices[item];
+        u32 granule = first_row / params.granule_rows;
+        u64 address = matrices[granule * gridDim.z + item];
         if (stops<F>(address == 0)) return;
-        p.weights = global<const u8>(address + params.matrix_at);
+        // Row 0 would lie at this distance before it.
+        i64 skipped = granule * params.granule_rows * row_bytes<F>(params.n_cols);
+        p.weights = global<const u8>(address + params.matrix_at) - skipped;
     }
     if (stops<F>(p.first_token >= n)) return;
     SHARED(Tokens, tokens, 1);
@@ -474,7 +480,8 @@ __device__ __forceinline__ void matmul(const MatmulParams& params) {
         u32 r = row + i % 4 / 2 * 8, t = token + i / 4 * 8 + i % 2;
         if (r >= n_rows || t >= n) continue;
         float value = result[i / 4][i % 4];
-        if (bias) value += bias[(experts ? experts[item] : 0) * static_cast<u64>(n_rows) + r];
+        u64 stride = params.bias_stride;
+        if (bias) value += bias[(experts ? experts[item] : 0) * stride + r];
         Global<float> to = out + (static_cast<u64>(first + t) * out_stride + r);
         *to = params.accumulate ? *to + value : value;
     }

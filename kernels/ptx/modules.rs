@@ -88,7 +88,7 @@
             "attention_split_16",
             "attention_combine",
         ],
-        lzma: include_bytes!("attention.sm_80.ptx.lzma"),
+        lzma: include_bytes!("attention.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 80,
@@ -182,13 +182,13 @@
         source: "attention_prompt",
         compute: 80,
         digest: "250ec36de8858cbb20cfd6df74cd232adede372228d7363f2bf8220748a912b8",
-        ptx: "b166f03b62be43bc988b041f4085c3f94952bb7572539a375cf792696664727a",
+        ptx: "cd7465eda153eba28504f5fca044e1dc5d8c2203782265e6dc9d1d728097f1ef",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
             "attention_prompt_256",
         ],
-        lzma: include_bytes!("attention_prompt.sm_80.ptx.lzma"),
+        lzma: include_bytes!("attention_prompt.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 80,
@@ -508,8 +508,8 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "99fe11db240f71bab8c870a0fa5ccb0999731af0cf8a836d4f1e55fd349127c2",
-        ptx: "d8bab6ff1826805529f2633c003d4b8ef90930ab39897e80ced7eedf2d3cb101",
+        digest: "d44a38923eacb947e37bae4fb723e4428a74fd604a05569968dc8f846d04964e",
+        ptx: "eeed7bb3520d3616da6696961473a893869418d6e51203a2530ae7b5fa59056c",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -572,32 +572,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "79d087ff55a5bd2c057e5f620c253e2061beaa19cee45b512e6be278d6f13126",
+                sha256: "67e18b396b7ff293794068827ddcc91b8666c2df99e929a593668b068b4f3654",
                 lzma: include_bytes!("expert.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "f488b259a2a5cd59fb271a72ae752cdbd9186995731a4d160d21fbbd67d9a97b",
+                sha256: "35b82e97ccc12c024e3735f71b2bcce1cb0e8451d8f424192bb93cf201af9bd3",
                 lzma: include_bytes!("expert.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "8d3dd30a7cdf677e4162ab6597dbddf90851b336c09e1ca6d4b446367c1d0575",
+                sha256: "0466680ee88356b2b052d7121dde0dbb62dfef91f1fd26c4d872fd32ff5f2550",
                 lzma: include_bytes!("expert.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "32903105b7205c4178e2f86e9d166140af6a06246586a481a47a47e1f6e97040",
+                sha256: "e76d65b6af4dda433fbecef203dc8e67d63cb6da328ecbadc4f0af9a13fa3aef",
                 lzma: include_bytes!("expert.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "51256a008f6ffdd7d4b0b0d45db05fa5336b5a043b083850951da1e7cb7b7614",
+                sha256: "ba9fa87f3794c78c61a68681a86d7d2e6baa34cdee7cd4342e689b6d5832f791",
                 lzma: include_bytes!("expert.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "f28f0f3a52474bef2f6b46503cb54a887a46640ae8915b4cdc7241db7540872c",
+                sha256: "025e796396e91c5d9319bac825bd46381429c9c5f309f1d851978e4c860cd564",
                 lzma: include_bytes!("expert.sm_120.cubin.lzma"),
             },
         ],
@@ -719,7 +719,7 @@
         source: "latent",
         compute: 75,
         digest: "478a439bb70647d39586c1d526773afbe1da981a108f8a6e47e07cea352ceb7d",
-        ptx: "5d9b8ce13260f494c0436144588a63e587d668c25ebfb075f7c7f086fe78ec65",
+        ptx: "12e822900e59110f332e268a670dfbba46be743d81f496f0ebefc01bf12641e3",
         kernels: &[
             "expand_keys",
             "expand_values",
@@ -737,12 +737,12 @@
         source: "latent",
         compute: 80,
         digest: "478a439bb70647d39586c1d526773afbe1da981a108f8a6e47e07cea352ceb7d",
-        ptx: "d7d867d241a7aa96ff920b754020a9bbaa44555ca5a3a14ccf73078288fcfde1",
+        ptx: "79192871924ad20afbfafc6646177f79bbc31e4fb8f9d782cd0039fa9a2aba61",
         kernels: &[
             "expand_keys",
             "expand_values",
         ],
-        lzma: include_bytes!("latent.sm_80.ptx.lzma"),
+        lzma: include_bytes!("latent.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 80,
@@ -774,8 +774,8 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "2345c1e7343a6ef5f6de40e005ea718a677701648e4b63d1119d77ba0c18f555",
-        ptx: "d8ec2b06ee476caee020092bef44ca188e514e6e8ece83cdc374b83fb69284b9",
+        digest: "b35cd998768a40944ecd32c4795ca048c5fc1e29a11562ee0688bfaa0ad70592",
+        ptx: "a886c545f362a04ca43243f3f898251959e325413cf7e70e45c166decdeb74e2",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -806,7 +806,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "fc8154bca4681854ac231d1152a29898dde4e8be8b2f4e9a20c356f870643e56",
+                sha256: "88d020d16272844b03485f3f73cd15b38f7773f98ab8739c7ba4fa4f88867153",
                 lzma: include_bytes!("matmul.sm_75.cubin.lzma"),
             },
         ],
@@ -814,8 +814,8 @@
     Module {
         source: "matmul",
         compute: 80,
-        digest: "2345c1e7343a6ef5f6de40e005ea718a677701648e4b63d1119d77ba0c18f555",
-        ptx: "00cc9d412217977de42301ccf7e70bfbe92de4364a82229a77d1d779bb90083a",
+        digest: "b35cd998768a40944ecd32c4795ca048c5fc1e29a11562ee0688bfaa0ad70592",
+        ptx: "322f472954f47b248cebb0665dd20340abdc1e0c8b439162c249e49b986836c1",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -842,31 +842,31 @@
             "matmul_mxfp4",
             "matmul_nvfp4",
         ],
-        lzma: include_bytes!("matmul.sm_80.ptx.lzma"),
+        lzma: include_bytes!("matmul.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "b5cb478ce06b045ee1c60211b128dd7b54640bd77409ee63fb0255150ee6a824",
+                sha256: "ec0c49b6b7f1da88b20f2398b9254f5cf9980a85e8f631a94f7f6f58487d8c33",
                 lzma: include_bytes!("matmul.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "bed88be7c7277b744af325e8c3494284f5acf5dcc4db5077f182dfc3848e453f",
+                sha256: "ebb957482c21c229e3a578b19cc15da9b246d569dc038bc653a9f2b28ac20842",
                 lzma: include_bytes!("matmul.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "c3b73cfb262276787cd807d89f1212ee933b16ec4ee26080c119996c6f237950",
+                sha256: "ec7990b401841a7ddf08b87286e1e58f224bd4b4ec9ed81f313e73812b59ffd8",
                 lzma: include_bytes!("matmul.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "b8b8ed5529f573db97e71163a504041c49e09535fcc8ce2f5c52d04928577735",
+                sha256: "0a066d495288fc3cf249ad56bbe8063cf8a320e8b1698b382f3b31c46f1cdd40",
                 lzma: include_bytes!("matmul.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "322f2017696247000a27919e5ad1ab7b42298619a38e65ccf68e331a64283435",
+                sha256: "eb3aaf80e94e07f557d324c01fd3b6af9a7fa0b8fbe011527260b9a4b2a377b3",
                 lzma: include_bytes!("matmul.sm_120.cubin.lzma"),
             },
         ],

@@ -17,7 +17,7 @@ pub struct Module {
     /// SHA-256 of the PTX.
     pub ptx: &'static str,
     pub kernels: &'static [&'static str],
-    /// The PTX.
+    /// The PTX of each module of the source, a zero byte behind it.
     pub lzma: &'static [u8],
     /// Machine code that ptxas has made of the PTX.
     pub cubins: &'static [Cubin],
@@ -68,8 +68,13 @@ pub const MODULES: &[Module] = include!("../../../kernels/ptx/modules.rs");
 /// The PTX of `MODULES[at]`. It is decompressed on the first call and kept.
 pub fn text(at: usize) -> &'static CStr {
     static TEXTS: [OnceLock<CString>; MODULES.len()] = [const { OnceLock::new() }; MODULES.len()];
-    TEXTS[at]
-        .get_or_init(|| CString::new(decompress(MODULES[at].lzma)).expect("PTX has no zero bytes"))
+    TEXTS[at].get_or_init(|| {
+        let module = &MODULES[at];
+        let before = MODULES[..at].iter().filter(|m| m.source == module.source).count();
+        let texts = decompress(module.lzma);
+        let text = texts.split(|byte| *byte == 0).nth(before).expect("a text for each module");
+        CString::new(text).expect("split at zero bytes")
+    })
 }
 
 /// The PTX of one kernel of `MODULES[at]`, for a device without a cubin: the driver compiles what

@@ -56,7 +56,7 @@ kernel_params! {
 }
 
 kernel_params! {
-    pub struct ScalePairsParams[56] {
+    pub struct ScalePairsParams[64] {
         x: DevicePtr,
         granules: DevicePtr,
         starts: DevicePtr,
@@ -65,6 +65,8 @@ kernel_params! {
         bias: DevicePtr,
         rows: u32,
         stride: u32,
+        bias_stride: u32,
+        unused: u32,
     }
 }
 
@@ -223,8 +225,9 @@ pub struct Scaled<'a> {
     pub experts: DeviceSlice<'a>,
     /// f32 [experts]
     pub scales: DeviceSlice<'a>,
-    /// f32 [experts, rows]
+    /// f32 [experts, bias_stride], from the granule's first row on
     pub bias: Option<DeviceSlice<'a>>,
+    pub bias_stride: usize,
 }
 
 impl Experts {
@@ -370,7 +373,8 @@ impl Experts {
         assert!(scaled.granules.holds::<u64>(n_items) && scaled.experts.holds::<u32>(n_items));
         assert!(scaled.starts.holds::<u32>(n_items + 1));
         let n_experts = scaled.scales.count::<f32>();
-        assert!(scaled.bias.is_none_or(|bias| bias.holds::<f32>(n_experts * rows)));
+        let n_biases = (n_experts - 1) * scaled.bias_stride + rows;
+        assert!(scaled.bias.is_none_or(|bias| bias.holds::<f32>(n_biases)));
         let params = ScalePairsParams {
             x: x.into(),
             granules: scaled.granules.into(),
@@ -380,6 +384,8 @@ impl Experts {
             bias: scaled.bias.into(),
             rows: u32_of(rows),
             stride: u32_of(stride),
+            bias_stride: u32_of(scaled.bias_stride),
+            unused: 0,
         };
         let blocks = [params.rows.div_ceil(THREADS), u32_of(n_items), 1];
         // SAFETY: sizes are asserted; the tables' content is the caller's promise.

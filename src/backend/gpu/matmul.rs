@@ -10,7 +10,7 @@ use crate::gguf::TensorType;
 use crate::simd::act_kind;
 
 const THREADS: u32 = 256;
-/// Rows of a tile.
+/// Rows of a tile, all of which are one granule's.
 const ROWS: u32 = 64;
 
 /// Tokens of a tile: blocks below 256 need eight sums for each output, which leaves registers for
@@ -20,7 +20,7 @@ fn tile_tokens(ty: TensorType) -> usize {
 }
 
 kernel_params! {
-    pub struct MatmulParams[104] {
+    pub struct MatmulParams[112] {
         weights: DevicePtr,
         matrices: DevicePtr,
         matrix_at: u64,
@@ -37,6 +37,8 @@ kernel_params! {
         n_tokens: u32,
         accumulate: u32,
         out_stride: u32,
+        bias_stride: u32,
+        granule_rows: u32,
         unused: u32,
     }
 }
@@ -52,12 +54,15 @@ pub struct Products {
 #[derive(Clone, Copy)]
 pub struct Groups<'a> {
     pub ty: TensorType,
+    /// An item's, of all granules.
     pub rows: usize,
     pub cols: usize,
+    /// Rows of a granule but the last.
+    pub granule_rows: usize,
     pub n_items: usize,
-    /// u64 [items]: the address of each item's granule; 0 leaves it out.
+    /// u64 [granules, items]: the address of each granule; 0 leaves it out.
     pub matrices: DeviceSlice<'a>,
-    /// Bytes from a granule's beginning to the matrix.
+    /// Bytes from a granule's beginning to its rows.
     pub matrix_at: usize,
     /// u32 [items + 1]: item i has pairs `starts[i]..starts[i + 1]`.
     pub starts: DeviceSlice<'a>,
@@ -65,10 +70,25 @@ pub struct Groups<'a> {
     pub tokens: Option<DeviceSlice<'a>>,
     /// The most pairs of an item; it determines the grid.
     pub max_pairs: usize,
-    /// u32 [items] and f32 [experts, rows]: added to each product.
-    pub bias: Option<(DeviceSlice<'a>, DeviceSlice<'a>)>,
+    /// Added to each product.
+    pub bias: Option<GroupBias<'a>>,
     /// Adds to what `out` holds: granules of down after the first.
     pub accumulate: bool,
+}
+
+/// Biases of a grouped product.
+#[derive(Clone, Copy)]
+pub struct GroupBias<'a> {
+    /// u32 [items]
+    pub experts: DeviceSlice<'a>,
+    /// f32 [experts, stride], of which the first `rows` columns
+    pub values: DeviceSlice<'a>,
+    pub stride: usize,
+}
+
+/// Whether one launch multiplies several granules of so many rows.
+pub fn is_whole_tiles(granule_rows: usize) -> bool {
+    granule_rows.is_multiple_of(ROWS as usize)
 }
 
 /// Whether products of so many tokens go the way of few.
@@ -148,6 +168,8 @@ impl Products {
             n_rows: u32_of(mat.rows),
             n_cols: u32_of(mat.cols),
             bias: bias.into(),
+            bias_stride: u32_of(mat.rows),
+            granule_rows: u32_of(mat.rows),
             n_tokens: u32_of(x.tokens),
             ..Default::default()
         };
@@ -162,11 +184,12 @@ impl Products {
     /// `out[pair·out_stride + r] (+)= matrix of the pair's item[r] · x[token of the pair]`.
     ///
     /// # Panics
-    /// If sizes do not fit each other, or the type has no blocks.
+    /// If sizes do not fit each other, the type has no blocks, or there are several granules whose
+    /// rows are no whole tiles.
     ///
     /// # Safety
     /// When the launch runs, `matrices` holds 0 or addresses of device memory from which on, at
-    /// `matrix_at`, a matrix of the type and shape lies, aligned to `mat::alignment`; `starts`
+    /// `matrix_at`, rows of the type and shape lie, aligned to `mat::alignment`; `starts`
     /// ascends, to at most the pairs of `out` and of `tokens`; items have at most `max_pairs`;
     /// `tokens` (or pairs) are among those of `x`, and experts of a bias among its rows.
     pub unsafe fn grouped(
@@ -177,15 +200,18 @@ impl Products {
         out: DeviceSlice,
         out_stride: usize,
     ) -> Result<()> {
-        let Groups { ty, rows, cols, n_items, .. } = groups;
+        let Groups { ty, rows, cols, granule_rows, n_items, .. } = groups;
         assert_eq!((cols, act_kind(ty)), (x.cols, x.kind), "activations for {ty}");
-        assert!(groups.matrices.holds::<u64>(n_items) && groups.starts.holds::<u32>(n_items + 1));
         assert!(rows <= out_stride, "{rows} rows in {out_stride}");
         if rows == 0 || n_items == 0 || groups.max_pairs == 0 {
             return Ok(());
         }
-        let (experts, bias) = (groups.bias.map(|b| b.0), groups.bias.map(|b| b.1));
-        assert!(experts.is_none_or(|experts| experts.holds::<u32>(n_items)), "an expert an item");
+        let n_granules = rows.div_ceil(granule_rows);
+        assert!(n_granules == 1 || is_whole_tiles(granule_rows), "granules of {granule_rows} rows");
+        assert!(groups.matrices.holds::<u64>(n_granules * n_items));
+        assert!(groups.starts.holds::<u32>(n_items + 1));
+        let is_an_item = |bias: GroupBias| bias.experts.holds::<u32>(n_items);
+        assert!(groups.bias.is_none_or(is_an_item), "an expert an item");
         let params = MatmulParams {
             matrices: groups.matrices.into(),
             matrix_at: groups.matrix_at as u64,
@@ -193,8 +219,10 @@ impl Products {
             n_cols: u32_of(cols),
             tokens: groups.tokens.into(),
             starts: groups.starts.into(),
-            experts: experts.into(),
-            bias: bias.into(),
+            experts: groups.bias.map(|bias| bias.experts).into(),
+            bias: groups.bias.map(|bias| bias.values).into(),
+            bias_stride: groups.bias.map_or(0, |bias| u32_of(bias.stride)),
+            granule_rows: u32_of(granule_rows),
             accumulate: groups.accumulate.into(),
             ..Default::default()
         };

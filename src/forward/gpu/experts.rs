@@ -6,7 +6,7 @@ use crate::backend::gpu::acts::DeviceActs;
 use crate::backend::gpu::expert::{
     Chosen, DeviceBiases, DeviceForm, DeviceScales, ExpertShape as DeviceShape, Scaled,
 };
-use crate::backend::gpu::matmul::Groups;
+use crate::backend::gpu::matmul::{GroupBias, Groups, is_whole_tiles};
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::backend::ops::{ExpertForm, ExpertShape};
@@ -14,7 +14,7 @@ use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::{GpuActs, RowShape, is_at};
 use crate::forward::gpu::layers::GpuForm;
 use crate::forward::gpu::ops::Ops;
-use crate::forward::gpu::weights::GpuWeights;
+use crate::forward::gpu::weights::{GpuVector, GpuWeights};
 use crate::forward::gpu::workspace::{ExpertLayout, Workspace};
 use crate::gguf::TensorType;
 use std::ops::Range;
@@ -47,47 +47,18 @@ pub fn device_shape(layout: &GranuleLayout, expert: &ExpertShape, k: usize) -> D
 }
 
 /// Biases and factors of a layer's experts, beside their matrices.
-#[derive(Clone, Copy)]
-pub struct Form<'a> {
-    all: DeviceForm<'a>,
-    weights: &'a GpuWeights,
-    form: &'a GpuForm,
-}
-
-impl<'a> Form<'a> {
-    pub fn new(weights: &'a GpuWeights, form: &'a GpuForm) -> Form<'a> {
-        let biases = form.biases.as_ref().map(|b| DeviceBiases {
-            gate: b.gate.as_ref().map(|gate| weights.vector(gate)),
-            up: weights.vector(&b.up),
-            down: weights.vector(&b.down),
-        });
-        let scales = form.scales.as_ref().map(|s| DeviceScales {
-            gate: s.gate.as_ref().map(|gate| weights.vector(gate)),
-            up: weights.vector(&s.up),
-        });
-        Form { all: DeviceForm { biases, scales }, weights, form }
-    }
-
-    /// The bias of a granule's rows of up, and their factor, for each expert.
-    fn up(&self, granule: usize) -> RowForm<'a> {
-        let bias = self.form.biases.as_ref().and_then(|b| b.up_granules.get(granule));
-        let bias = bias.map(|up| self.weights.vector(up));
-        RowForm { bias, scales: self.all.scales.map(|s| s.up) }
-    }
-
-    fn gate(&self, granule: usize) -> RowForm<'a> {
-        let bias = self.form.biases.as_ref().and_then(|b| b.gate_granules.get(granule));
-        let bias = bias.map(|gate| self.weights.vector(gate));
-        RowForm { bias, scales: self.all.scales.and_then(|s| s.gate) }
-    }
-}
-
-/// Changes products of a granule's rows: f32 [experts, rows] is added, behind a multiplication
-/// by f32 [experts].
-#[derive(Clone, Copy, Default)]
-struct RowForm<'a> {
-    bias: Option<DeviceSlice<'a>>,
-    scales: Option<DeviceSlice<'a>>,
+pub fn device_form<'a>(weights: &'a GpuWeights, form: &GpuForm) -> DeviceForm<'a> {
+    let vector = |v: &GpuVector| weights.vector(v);
+    let biases = form.biases.as_ref().map(|b| DeviceBiases {
+        gate: b.gate.as_ref().map(vector),
+        up: vector(&b.up),
+        down: vector(&b.down),
+    });
+    let scales = form
+        .scales
+        .as_ref()
+        .map(|s| DeviceScales { gate: s.gate.as_ref().map(vector), up: vector(&s.up) });
+    DeviceForm { biases, scales }
 }
 
 /// The context that experts run in: a device's operations, a stream, and memory for intermediate
@@ -139,7 +110,7 @@ impl<'a> ExpertContext<'a> {
     pub unsafe fn compute_pairs(
         &self,
         pairs: &DecodePairs,
-        form: Form,
+        form: DeviceForm,
         acts: &GpuActs,
     ) -> Result<()> {
         let (experts, stream) = (&self.ops.experts, self.stream);
@@ -147,11 +118,11 @@ impl<'a> ExpertContext<'a> {
         let inner = self.workspace.words(&self.layout.inner, n_pairs * shape.n_ff);
         let x = |ty| acts.view(ty);
         // SAFETY: the caller's promise, passed on.
-        unsafe { experts.gate_up(stream, shape, pairs.chosen, form.all, x, inner)? };
+        unsafe { experts.gate_up(stream, shape, pairs.chosen, form, x, inner)? };
         let inner = self.inner_acts(shape, n_pairs, 0..n_pairs, inner)?;
         let partial = self.partial(shape, n_pairs);
         // SAFETY: as above.
-        unsafe { experts.down(stream, shape, pairs.chosen, form.all.biases, inner, partial) }
+        unsafe { experts.down(stream, shape, pairs.chosen, form.biases, inner, partial) }
     }
 
     /// The activations that down reads, of all pairs. Stores those of `pairs`, from `inner`.
@@ -191,7 +162,7 @@ impl<'a> ExpertContext<'a> {
     pub unsafe fn compute_grouped(
         &self,
         pairs: &GroupedPairs,
-        form: Form,
+        form: DeviceForm,
         acts: &GpuActs,
         granules: Range<usize>,
     ) -> Result<()> {
@@ -199,20 +170,25 @@ impl<'a> ExpertContext<'a> {
         let n = pairs.n_pairs * shape.n_ff;
         let [gate, up, inner] =
             [&f.gate, &f.up, &f.inner].map(|range| self.workspace.words(range, n));
-        let gated = shape.activation.is_gated();
-        let matrix = |ty, g, at, form| {
-            let (rows, cols) = (granule_rows(shape, g).len(), shape.n_embd);
-            GranuleMatrix { ty, rows, cols, at, form }
+        let (biases, scales) = (form.biases, form.scales);
+        let mat = RowMatrix {
+            ty: shape.up,
+            at: shape.up_at,
+            bias: biases.map(|b| b.up),
+            scales: scales.map(|s| s.up),
         };
-        for g in granules.clone() {
-            let mat = matrix(shape.up, g, shape.up_at, form.up(g));
-            // SAFETY: the caller's promise, passed on.
-            unsafe { self.granule_product(pairs, g, mat, acts, up)? };
-            if gated {
-                let mat = matrix(shape.gate, g, shape.gate_at, form.gate(g));
-                // SAFETY: as above.
-                unsafe { self.granule_product(pairs, g, mat, acts, gate)? };
-            }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.row_products(pairs, mat, granules.clone(), acts, up)? };
+        let gated = shape.activation.is_gated();
+        if gated {
+            let mat = RowMatrix {
+                ty: shape.gate,
+                at: shape.gate_at,
+                bias: biases.and_then(|b| b.gate),
+                scales: scales.and_then(|s| s.gate),
+            };
+            // SAFETY: as above.
+            unsafe { self.row_products(pairs, mat, granules.clone(), acts, gate)? };
         }
         let rows = |all| inner_rows(shape, all, &pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
@@ -220,80 +196,105 @@ impl<'a> ExpertContext<'a> {
         let function = ExpertForm { activation, limit, up_limit, biases: None, scales: None };
         self.ops.activate.gated(self.stream, function, gate, rows(up), activated)?;
         let inner = self.inner_acts(shape, pairs.n_pairs, pairs.pairs.clone(), inner)?;
-        let partial = self.partial(shape, pairs.n_pairs);
+        let (partial, stride) = (self.partial(shape, pairs.n_pairs), shape.n_embd);
         for g in granules {
-            let (rows, biases) = (granule_rows(shape, g), form.all.biases.filter(|_| g == 0));
-            let bias = biases.map(|b| b.down);
-            let mat = GranuleMatrix {
-                ty: shape.down,
-                rows: shape.n_embd,
-                cols: rows.len(),
-                at: shape.down_at,
-                form: RowForm { bias, scales: None },
+            let (cols, biases) = (granule_rows(shape, &(g..g + 1)), biases.filter(|_| g == 0));
+            let bias = biases.map(|b| (b.down, stride));
+            let mat = GranuleMatrix { ty: shape.down, rows: stride, cols: cols.len(), bias };
+            let groups = Groups {
+                matrix_at: shape.down_at,
+                tokens: None,
+                accumulate: g > 0,
+                ..groups(pairs, g, mat)
             };
-            let groups = Groups { tokens: None, accumulate: g > 0, ..groups(pairs, g, mat) };
-            let (inner, stride) = (inner.column_range(rows), shape.n_embd);
+            let inner = inner.column_range(cols);
             // SAFETY: as above.
             unsafe { self.ops.products.grouped(self.stream, groups, inner, partial, stride)? };
         }
         Ok(())
     }
 
-    /// Products of granule `g`'s rows of gate or up.
+    /// Products of these granules' rows of gate or up: one launch if tiles do not cross granules.
     ///
     /// # Safety
     /// As for `compute_grouped`.
-    unsafe fn granule_product(
+    unsafe fn row_products(
         &self,
         pairs: &GroupedPairs,
-        g: usize,
-        mat: GranuleMatrix,
+        mat: RowMatrix,
+        granules: Range<usize>,
         acts: &GpuActs,
         out: DeviceSlice,
     ) -> Result<()> {
         let (shape, x) = (pairs.shape, acts.view(mat.ty));
-        let out = out.slice(4 * granule_rows(shape, g).start..out.len());
-        let RowForm { bias, scales } = mat.form;
-        let product = match scales {
-            None => mat,
-            Some(_) => GranuleMatrix { form: RowForm::default(), ..mat },
-        };
-        let groups = groups(pairs, g, product);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff)? };
-        let Some(scales) = scales else { return Ok(()) };
-        let scaled = Scaled {
-            x: out,
-            stride: shape.n_ff,
-            rows: mat.rows,
-            n_items: pairs.n_items,
-            n_pairs: pairs.n_pairs,
-            granules: groups.matrices,
-            starts: pairs.starts,
-            experts: pairs.experts,
-            scales,
-            bias,
-        };
-        // SAFETY: as above.
-        unsafe { self.ops.experts.scale_pairs(self.stream, scaled) }
+        let step = if is_whole_tiles(shape.granule_rows) { granules.len() } else { 1 };
+        let Range { start, end } = granules;
+        for g in (start..end).step_by(step.max(1)) {
+            let rows = granule_rows(shape, &(g..g + step));
+            let bias = mat.bias.filter(|_| mat.scales.is_none());
+            let bias = bias.map(|bias| (from(bias, &rows), shape.n_ff));
+            let product = GranuleMatrix { ty: mat.ty, rows: rows.len(), cols: shape.n_embd, bias };
+            let groups = Groups {
+                matrix_at: mat.at,
+                granule_rows: shape.granule_rows,
+                ..groups(pairs, g, product)
+            };
+            let out = from(out, &rows);
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff)? };
+        }
+        let Some(scales) = mat.scales else { return Ok(()) };
+        for g in start..end {
+            let rows = granule_rows(shape, &(g..g + 1));
+            let scaled = Scaled {
+                x: from(out, &rows),
+                stride: shape.n_ff,
+                rows: rows.len(),
+                n_items: pairs.n_items,
+                n_pairs: pairs.n_pairs,
+                granules: granule_table(pairs, g),
+                starts: pairs.starts,
+                experts: pairs.experts,
+                scales,
+                bias: mat.bias.map(|bias| from(bias, &rows)),
+                bias_stride: shape.n_ff,
+            };
+            // SAFETY: as above.
+            unsafe { self.ops.experts.scale_pairs(self.stream, scaled)? };
+        }
+        Ok(())
     }
 }
 
-/// One of the matrices of a granule.
+/// Gate or up of the items, and what changes its products: f32 [experts, n_ff] is added, behind a
+/// multiplication by f32 [experts].
 #[derive(Clone, Copy)]
+struct RowMatrix<'a> {
+    ty: TensorType,
+    /// Its offset in a granule, in bytes.
+    at: usize,
+    bias: Option<DeviceSlice<'a>>,
+    scales: Option<DeviceSlice<'a>>,
+}
+
+/// The matrix of one granule of an item, or of several between whose rows it is cut.
 struct GranuleMatrix<'a> {
     ty: TensorType,
     rows: usize,
     cols: usize,
-    /// Its offset in the granule, in bytes.
-    at: usize,
-    form: RowForm<'a>,
+    /// f32 [experts, stride], from the matrix's first row on, and the stride.
+    bias: Option<(DeviceSlice<'a>, usize)>,
 }
 
-/// Intermediate rows of a granule.
-fn granule_rows(shape: &DeviceShape, g: usize) -> Range<usize> {
-    let start = g * shape.granule_rows;
-    start..shape.n_ff.min(start + shape.granule_rows)
+/// Intermediate rows of some granules.
+fn granule_rows(shape: &DeviceShape, granules: &Range<usize>) -> Range<usize> {
+    let at = |g: usize| shape.n_ff.min(g * shape.granule_rows);
+    at(granules.start)..at(granules.end)
+}
+
+/// The columns of an f32 matrix from those of some rows of a granule on.
+fn from<'a>(all: DeviceSlice<'a>, rows: &Range<usize>) -> DeviceSlice<'a> {
+    all.slice(4 * rows.start..all.len())
 }
 
 /// The rows of some pairs in f32 [pairs, n_ff].
@@ -305,19 +306,26 @@ fn inner_rows<'a>(
     all.slice(4 * shape.n_ff * pairs.start..4 * shape.n_ff * pairs.end)
 }
 
-/// Granule `g`'s matrix of all items.
+/// The table of granules, from granule `g` on.
+fn granule_table<'a>(pairs: &GroupedPairs<'a>, g: usize) -> DeviceSlice<'a> {
+    pairs.matrices.slice(8 * g * pairs.n_items..pairs.matrices.len())
+}
+
+/// A matrix of all items, from granule `g` on.
 fn groups<'a>(pairs: &GroupedPairs<'a>, g: usize, mat: GranuleMatrix<'a>) -> Groups<'a> {
+    let bias = |(values, stride)| GroupBias { experts: pairs.experts, values, stride };
     Groups {
         ty: mat.ty,
         rows: mat.rows,
         cols: mat.cols,
+        granule_rows: mat.rows,
         n_items: pairs.n_items,
-        matrices: pairs.matrices.slice(8 * g * pairs.n_items..pairs.matrices.len()),
-        matrix_at: mat.at,
+        matrices: granule_table(pairs, g),
+        matrix_at: 0,
         starts: pairs.starts,
         tokens: pairs.tokens,
         max_pairs: pairs.max_pairs,
-        bias: mat.form.bias.map(|bias| (pairs.experts, bias)),
+        bias: mat.bias.map(bias),
         accumulate: false,
     }
 }

@@ -3,8 +3,8 @@
 use crate::backend::gpu::conv::Units;
 use crate::backend::gpu::delta::NormGate;
 use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertForm, ExpertShape};
+use crate::experts::Resident;
 use crate::experts::vram::{GranuleLayout, Part};
-use crate::experts::{LayerExperts, Resident};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::compressed_layers::GpuCompressed;
 use crate::forward::gpu::index_layers::{GpuBlockIndexer, GpuSees};
@@ -186,14 +186,11 @@ pub struct GpuRouter {
     pub scales: Option<GpuVector>,
 }
 
-/// The biases of gate and up are stored twice: [experts, n_ff] for the kernels of few tokens, and
-/// for each granule [experts, rows] for those of many.
+/// f32 [experts, rows of the matrix]
 pub struct GpuBiases {
     pub gate: Option<GpuVector>,
     pub up: GpuVector,
     pub down: GpuVector,
-    pub gate_granules: Vec<GpuVector>,
-    pub up_granules: Vec<GpuVector>,
 }
 
 /// See `ExpertScales`.
@@ -616,15 +613,12 @@ impl<'a> Packer<'a> {
 
     /// Biases and factors of a layer's routed experts, if it has some.
     pub fn routed_form(&mut self, l: usize) -> Option<GpuForm> {
-        let experts = self.model.weights.routed[l]?;
-        self.model.weights.layers[l].ffn.as_ref().map(|w| self.form(w.form(), &experts))
+        self.model.weights.routed[l].as_ref()?;
+        self.model.weights.layers[l].ffn.as_ref().map(|w| self.form(w.form()))
     }
 
-    fn form(&mut self, form: ExpertForm<'a>, experts: &LayerExperts) -> GpuForm {
-        let geometry = experts.geometry;
-        let n_ff = geometry.n_ff;
-        let biases =
-            form.biases.map(|b| self.biases(b, n_ff, geometry.n_granules(), &|g| geometry.rows(g)));
+    fn form(&mut self, form: ExpertForm<'a>) -> GpuForm {
+        let biases = form.biases.map(|b| self.biases(b));
         let scales = form.scales.map(|scales| GpuScales {
             gate: (!scales.gate.is_empty()).then(|| self.vector(&scales.gate)),
             up: self.vector(&scales.up),
@@ -680,31 +674,11 @@ impl<'a> Packer<'a> {
         }
     }
 
-    fn biases(
-        &mut self,
-        b: &'a ExpertBiases,
-        n_ff: usize,
-        n_granules: usize,
-        rows: &dyn Fn(usize) -> Range<usize>,
-    ) -> GpuBiases {
-        let mut cut = |values: &'a [f32]| -> Vec<GpuVector> {
-            let granule = |g: usize| {
-                let rows = rows(g);
-                let n = 4 * rows.len() * (values.len() / n_ff);
-                GpuVector(self.made(n, move || {
-                    let of_experts = values.chunks_exact(n_ff).flat_map(|row| &row[rows.clone()]);
-                    of_experts.flat_map(|v| v.to_le_bytes()).collect()
-                }))
-            };
-            (0..if values.is_empty() { 0 } else { n_granules }).map(granule).collect()
-        };
-        let (gate_granules, up_granules) = (cut(&b.gate), cut(&b.up));
+    fn biases(&mut self, b: &'a ExpertBiases) -> GpuBiases {
         GpuBiases {
             gate: (!b.gate.is_empty()).then(|| self.vector(&b.gate)),
             up: self.vector(&b.up),
             down: self.vector(&b.down),
-            gate_granules,
-            up_granules,
         }
     }
 
@@ -732,7 +706,7 @@ impl<'a> Packer<'a> {
         let experts = store.layer(l).expect("bound with the layer");
         let layout = GranuleLayout::new(&experts);
         let granules = self.granules(store, l, 0);
-        let form = self.form(form, &experts);
+        let form = self.form(form);
         let table = self.table(self.n_tokens() * layout.n_granules);
         GpuOnly { shape, form, weight, layout, granules, table }
     }

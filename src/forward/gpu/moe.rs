@@ -7,7 +7,9 @@ use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum
 use crate::backend::gpu::router::{DeviceRoute, FixedExperts, Groups, RouteVectors};
 use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
-use crate::forward::gpu::experts::{DecodePairs, Form, GroupedPairs, device_shape, is_grouped};
+use crate::forward::gpu::experts::{
+    DecodePairs, GroupedPairs, device_form, device_shape, is_grouped,
+};
 use crate::forward::gpu::layers::{
     GpuAdjugate, GpuBranch, GpuFfn, GpuForm, GpuLatentExperts, GpuOnly, GpuRouter, GpuStreams,
 };
@@ -201,7 +203,7 @@ impl<'a> GpuPass<'a> {
     ) -> Result<()> {
         let (stream, n, context) = (self.stream(), self.n(), self.expert_context());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
-        let form = Form::new(&self.dev.weights, &expert.form);
+        let form = device_form(&self.dev.weights, &expert.form);
         let zeros = self.words(&self.layout().zeros, n);
         let table = self.dev.tables.slice(expert.table.clone());
         if is_grouped(&expert.shape, n) {
@@ -324,7 +326,7 @@ impl<'a> GpuPass<'a> {
         let (pairs, form) = (DecodePairs { shape: &shape, chosen }, GpuForm::default());
         // SAFETY: the table holds the addresses of these experts' granules, which stay where they
         // are.
-        unsafe { context.compute_pairs(&pairs, Form::new(&self.dev.weights, &form), &acts)? };
+        unsafe { context.compute_pairs(&pairs, device_form(&self.dev.weights, &form), &acts)? };
         let sum = OrderedSum {
             n_tokens: n,
             pairs: groups.groups,

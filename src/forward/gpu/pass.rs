@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::backend::cpu::Cpu;
+use crate::backend::gpu::expert::DeviceForm;
 use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::rows::Columns;
@@ -12,7 +13,7 @@ use crate::forward::gpu::cache::GpuCache;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
 use crate::forward::gpu::expert_parallel::peer::Peer;
-use crate::forward::gpu::experts::{ExpertContext, Form};
+use crate::forward::gpu::experts::{ExpertContext, device_form};
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::layers::{GpuFfn, GpuLayer, GpuNorm};
 use crate::forward::gpu::steps::{GraphCounts, Steps};
@@ -452,8 +453,8 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Biases and factors of a layer's routed experts on the first device.
-    pub fn expert_form(&self, l: usize) -> Form<'a> {
-        Form::new(&self.dev.weights, &self.ffn(l).form)
+    pub fn expert_form(&self, l: usize) -> DeviceForm<'a> {
+        device_form(&self.dev.weights, &self.ffn(l).form)
     }
 
     /// Whether a recorder takes the routing of some rows.

@@ -1,4 +1,5 @@
-//! Prompts: pairs grouped by expert, a launch for each granule of all experts.
+//! Prompts: pairs grouped by expert; a launch for gate and one for up, and one for each granule of
+//! down.
 
 use super::Kernels;
 use super::layer::{Layer, N_EXPERTS, Tokens};
@@ -6,11 +7,12 @@ use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
 use crate::backend::gpu::expert::{ExpertShape, OrderedSum, Scaled};
-use crate::backend::gpu::matmul::Groups;
+use crate::backend::gpu::matmul::{GroupBias, Groups};
 use crate::backend::selftest::bench::Bench;
 use crate::backend::selftest::data::Random;
 use crate::backend::selftest::report::Row;
-use crate::simd::{MatRef, act_kind};
+use crate::gguf::TensorType;
+use crate::simd::act_kind;
 
 const N_TOKENS: u32 = 40;
 
@@ -35,8 +37,8 @@ struct Grouping {
     starts: DeviceBuffer,
     tokens: DeviceBuffer,
     places: DeviceBuffer,
-    /// u64 [experts], for each granule.
-    tables: Vec<DeviceBuffer>,
+    /// u64 [granules, experts]
+    table: DeviceBuffer,
     /// u32 [experts]: 0, 1, 2.
     experts: DeviceBuffer,
 }
@@ -55,29 +57,29 @@ impl Grouping {
         let tokens: Vec<u32> = order.iter().map(|i| (i / s.k) as u32).collect();
         let below = |e: u32| chosen.iter().filter(|c| **c < e).count() as u32;
         let starts: Vec<u32> = (0..=N_EXPERTS as u32).map(below).collect();
-        let table = |g: usize| {
-            let addresses: Vec<u64> = slots.iter().map(|slots| slots[g].all().address()).collect();
-            bench.up_u64(&addresses)
-        };
+        let granule = |g: usize| slots.iter().map(move |slots| slots[g].all().address());
+        let addresses: Vec<u64> = (0..s.n_granules()).flat_map(granule).collect();
         let ids: Vec<u32> = (0..N_EXPERTS as u32).collect();
         Ok(Grouping {
             order,
             starts: bench.up_u32(&starts)?,
             tokens: bench.up_u32(&tokens)?,
             places: bench.up_u32(&places)?,
-            tables: (0..s.n_granules()).map(table).collect::<Result<_>>()?,
+            table: bench.up_u64(&addresses)?,
             experts: bench.up_u32(&ids)?,
         })
     }
 
-    fn groups(&self, granule: usize, mat: MatRef, matrix_at: usize) -> Groups<'_> {
+    /// A matrix whose first granule is `granule`.
+    fn groups(&self, granule: usize, [rows, cols]: [usize; 2]) -> Groups<'_> {
         Groups {
-            ty: mat.ty,
-            rows: mat.rows,
-            cols: mat.cols,
+            ty: TensorType::F32,
+            rows,
+            cols,
+            granule_rows: rows,
             n_items: N_EXPERTS,
-            matrices: self.tables[granule].all(),
-            matrix_at,
+            matrices: self.table.slice(8 * granule * N_EXPERTS..self.table.len()),
+            matrix_at: 0,
             starts: self.starts.all(),
             tokens: None,
             max_pairs: self.order.len(),
@@ -117,31 +119,31 @@ impl Call<'_> {
         bench.down_f32(&y)
     }
 
-    /// The activated rows of all pairs. Biases and activations have kernels of their own: they are
-    /// computed on the CPU here.
+    /// The activated rows of all pairs. The activation has a kernel of its own: it is computed on
+    /// the CPU here.
     fn inner(&self) -> Result<Vec<f32>> {
         let Call { bench, kernels, layer, tokens, grouping } = *self;
         let (s, n_pairs) = (&layer.shape, grouping.order.len());
         let x = tokens.records(bench, s.up)?;
         let x = DeviceActs::new(act_kind(s.up), tokens.n, s.n_embd, x.all());
         let sums = [bench.empty(4 * n_pairs * s.n_ff)?, bench.empty(4 * n_pairs * s.n_ff)?];
-        for g in 0..s.n_granules() {
-            let [gate, up, _] = layer.mats(0, g);
-            for (out, mat, at) in [(&sums[0], gate, s.gate_at), (&sums[1], up, s.up_at)] {
-                let list = Some(grouping.tokens.all());
-                let groups = Groups { tokens: list, ..grouping.groups(g, mat, at) };
-                let out = out.slice(4 * layer.rows(g).start..out.len());
-                // SAFETY: the tables are those of the slots, of pairs and of their tokens.
-                unsafe { kernels.products.grouped(&bench.stream, groups, x, out, s.n_ff) }?;
-            }
-        }
         let biases = layer.biases.as_ref().expect("a layer with biases");
-        let (mut gate, mut up) = (bench.down_f32(&sums[0])?, bench.down_f32(&sums[1])?);
-        for (pair, i) in grouping.order.iter().enumerate() {
-            let (at, from) = (pair * s.n_ff, tokens.chosen[*i] as usize * s.n_ff);
-            bench.cpu.kernels.add(&mut gate[at..][..s.n_ff], &biases.gate[from..][..s.n_ff]);
-            bench.cpu.kernels.add(&mut up[at..][..s.n_ff], &biases.up[from..][..s.n_ff]);
+        let biases = [bench.up_f32(&biases.gate)?, bench.up_f32(&biases.up)?];
+        let mats = [(s.gate, s.gate_at), (s.up, s.up_at)];
+        for ((ty, matrix_at), (out, bias)) in mats.into_iter().zip(sums.iter().zip(&biases)) {
+            let (experts, values) = (grouping.experts.all(), bias.all());
+            let groups = Groups {
+                ty,
+                matrix_at,
+                granule_rows: s.granule_rows,
+                tokens: Some(grouping.tokens.all()),
+                bias: Some(GroupBias { experts, values, stride: s.n_ff }),
+                ..grouping.groups(0, [s.n_ff, s.n_embd])
+            };
+            // SAFETY: the tables are those of the slots, of pairs and of their tokens.
+            unsafe { kernels.products.grouped(&bench.stream, groups, x, out.all(), s.n_ff) }?;
         }
+        let (gate, up) = (bench.down_f32(&sums[0])?, bench.down_f32(&sums[1])?);
         let mut inner = vec![0.0; gate.len()];
         bench.cpu.kernels.swiglu(&gate, &up, &mut inner);
         Ok(inner)
@@ -159,13 +161,16 @@ impl Call<'_> {
         let bias = bench.up_f32(&layer.biases.as_ref().expect("a layer with biases").down)?;
         let partial = bench.empty(4 * n_pairs * s.n_embd)?;
         for g in 0..s.n_granules() {
-            let [.., down] = layer.mats(0, g);
+            let (cols, experts) = (layer.rows(g), grouping.experts.all());
+            let bias = GroupBias { experts, values: bias.all(), stride: s.n_embd };
             let groups = Groups {
-                bias: (g == 0).then(|| (grouping.experts.all(), bias.all())),
+                ty: s.down,
+                matrix_at: s.down_at,
+                bias: (g == 0).then_some(bias),
                 accumulate: g > 0,
-                ..grouping.groups(g, down, s.down_at)
+                ..grouping.groups(g, [s.n_embd, cols.len()])
             };
-            let acts = acts.column_range(layer.rows(g));
+            let acts = acts.column_range(cols);
             // SAFETY: the tables are those of the slots and of pairs.
             unsafe { kernels.products.grouped(stream, groups, acts, partial.all(), s.n_embd) }?;
         }
@@ -180,7 +185,7 @@ pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
     let (starts, experts, here) = ([0u32, 3, 4, 9], [2u32, 0, 1], [1u64, 0, 1]);
     for (rows, stride) in [(1, 1), (40, 43), (300, 512)] {
         let mut random = Random(rows as u64);
-        let [x, scales, bias] = [9 * stride, 3, 3 * rows].map(|n| random.floats(n));
+        let [x, scales, bias] = [9 * stride, 3, 3 * stride].map(|n| random.floats(n));
         let [scales_up, bias_up] = [&scales, &bias].map(|v| bench.up_f32(v));
         let (scales_up, bias_up, granules) = (scales_up?, bias_up?, bench.up_u64(&here)?);
         let (starts_up, experts_up) = (bench.up_u32(&starts)?, bench.up_u32(&experts)?);
@@ -197,6 +202,7 @@ pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
                 experts: experts_up.all(),
                 scales: scales_up.all(),
                 bias: is_biased.then(|| bias_up.all()),
+                bias_stride: stride,
             };
             // SAFETY: the starts ascend to the number of pairs, and there are three experts.
             unsafe { kernels.experts.scale_pairs(&bench.stream, scaled)? };
@@ -207,7 +213,7 @@ pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
                     let products = &mut expected[pair as usize * stride..][..rows];
                     products.iter_mut().for_each(|x| *x *= scales[expert]);
                     if is_biased {
-                        bench.cpu.kernels.add(products, &bias[expert * rows..][..rows]);
+                        bench.cpu.kernels.add(products, &bias[expert * stride..][..rows]);
                     }
                 }
             }

@@ -9,7 +9,7 @@ use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::table_upload::{PeerTable, TableUpload};
 use crate::forward::gpu::expert_parallel::workspace::{PeerLayout, PeerWorkspace, RoutedLayer};
-use crate::forward::gpu::experts::{DecodePairs, ExpertContext, Form};
+use crate::forward::gpu::experts::{DecodePairs, ExpertContext, device_form};
 use crate::forward::gpu::layers::GpuForm;
 use crate::forward::gpu::ops::{Ops, types_of};
 use crate::forward::gpu::weights::{GpuWeights, Packer};
@@ -37,11 +37,10 @@ impl Bound {
         let layers = self.weights.layers.iter().zip(&self.weights.routed);
         let ffns = layers.filter(|(_, routed)| routed.is_some());
         let ffns = ffns.filter_map(|(layer, _)| layer.ffn.as_ref());
-        // Biases of gate and up are stored twice, as on the first device. Factors of each begin at
-        // a multiple of 256 bytes.
+        // Factors of each matrix begin at a multiple of 256 bytes.
         let values = ffns.map(|ffn| {
             let biases = ffn.biases.as_ref();
-            let biases = biases.map_or(0, |b| 2 * (b.gate.len() + b.up.len()) + b.down.len());
+            let biases = biases.map_or(0, |b| b.gate.len() + b.up.len() + b.down.len());
             let scales = ffn.scales.iter().flat_map(|s| [s.gate.len(), s.up.len()]);
             biases + scales.map(|n| n.next_multiple_of(64)).sum::<usize>()
         });
@@ -109,7 +108,7 @@ impl Peer {
         let memory = workspace.slice(&layout.acts);
         let h = workspace.slice(&layout.h);
         let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
-        let form = Form::new(weights, &forms[routed.l]);
+        let form = device_form(weights, &forms[routed.l]);
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let (device, to_first) = (*device, Some(to_first));
         Ok(DeviceShare { device, context, acts, chosen, form, staging, to_first })
@@ -166,7 +165,7 @@ impl Peer {
         let memory = workspace.slice(&layout.acts);
         let h = workspace.slice(&layout.h);
         let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
-        let form = Form::new(weights, &forms[routed.l]);
+        let form = device_form(weights, &forms[routed.l]);
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let chosen = Chosen { n_pairs: k, granules, experts: chosen };
         // SAFETY: the table holds 0 or the addresses of granules of this layer, which are pinned.

@@ -1,12 +1,12 @@
 //! One device's share of an expert-parallel call.
 
 use crate::Result;
-use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
+use crate::backend::gpu::expert::{Chosen, DeviceForm, ExpertShape as DeviceShape};
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::backend::ops::Demand;
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
-use crate::forward::gpu::experts::{DecodePairs, ExpertContext, Form, GroupedPairs};
+use crate::forward::gpu::experts::{DecodePairs, ExpertContext, GroupedPairs};
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub struct DeviceShare<'a> {
     pub acts: GpuActs<'a>,
     /// u32 [tokens, k]
     pub chosen: DeviceSlice<'a>,
-    pub form: Form<'a>,
+    pub form: DeviceForm<'a>,
     pub staging: &'a mut Staging,
     /// The copy to the first device; none for the first device itself.
     pub to_first: Option<&'a mut StagedCopy>,
