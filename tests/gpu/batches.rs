@@ -176,10 +176,13 @@ fn steps_of_several_rows_are_graphs() {
             ([4, 1, 3], 4, 7),
         ];
         let n_layers = counts().nodes.len();
+        let n_routed = counts().nodes.iter().filter(|[_, experts]| *experts > 0).count();
+        assert!(n_routed > 1, "{name}");
         for (n, n_captured, n_runs) in steps {
             step(&engine, &texts, &mut sessions, &n);
             let expected = (n_captured * n_layers, n_runs * n_layers);
             assert_eq!((counts().n_captured, counts().n_runs), expected, "{name}: {n:?}");
+            assert_eq!(counts().n_looked_up, n_runs * n_routed, "{name}: {n:?}");
             for (t, session) in sessions.iter_mut().enumerate().filter(|(t, _)| n[*t] > 0) {
                 let (mut got, end) = (Vec::new(), session.n_past());
                 hear(&mut got, session, end);

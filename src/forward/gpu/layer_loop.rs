@@ -96,10 +96,10 @@ fn run_layers(cx: &mut GpuPass) -> Result<()> {
     Ok(())
 }
 
-/// Lets other passes run, unless this one is of a row alone: a layer of such a pass is queued while
-/// the one before it runs.
+/// Lets other passes run, unless this one is a step: a layer of a step is queued while the one
+/// before it runs.
 fn before_layer(cx: &mut GpuPass, l: usize) -> Result<()> {
-    if cx.n() == 1 {
+    if cx.is_step() {
         return cx.observer.layer(l);
     }
     cx.observer.layer_on(l, Devices { dev: cx.dev, state: cx.state })
@@ -121,11 +121,15 @@ fn layer_on_cpu(cx: &mut GpuPass, l: usize) -> Result<()> {
 /// Captures the graphs that a step of decode needs and that there are not. This is done before any
 /// layer is queued: to make a graph a driver may wait for the device, which may wait for the host.
 fn capture_graphs(cx: &mut GpuPass) -> Result<()> {
-    match cx.n() {
-        _ if !cx.is_captured() => Ok(()),
-        1 => capture_row(cx),
-        _ => capture_step(cx),
+    if !cx.is_captured() {
+        return Ok(());
     }
+    match cx.n() {
+        1 => capture_row(cx)?,
+        _ => capture_step(cx)?,
+    }
+    let mut layers = device_layers(cx).into_iter();
+    layers.try_for_each(|l| if cx.looks_up(l) { cx.capture_experts(l) } else { Ok(()) })
 }
 
 fn device_layers(cx: &GpuPass) -> Vec<usize> {
@@ -141,9 +145,6 @@ fn capture_row(cx: &mut GpuPass) -> Result<()> {
             let captured = cx.stream().capture(|| before_experts(cx, l))?;
             cx.state.graph_counts.nodes[l][0] = captured.n_nodes();
             *graph = Some((key, captured));
-        }
-        if cx.looks_up(l) {
-            cx.capture_experts(l)?;
         }
     }
     Ok(())

@@ -154,10 +154,16 @@ impl<'a> GpuPass<'a> {
     /// Whether stages before the experts are captured graphs: those of one decoded token or of a
     /// few that see what is before them, all of it, between which no state is copied.
     pub fn is_captured(&self) -> bool {
-        let is_step = self.batch.decode_rows().len() == self.n() && self.n() <= MAX_TOKENS;
+        let is_few = self.batch.decode_rows().len() == self.n() && self.n() <= MAX_TOKENS;
         let sees_past = !self.hyper().sees_all && self.hyper().compressed.is_none();
-        let is_few = is_step && sees_past && self.role == Role::Only;
-        self.is_decode() || is_few && self.segments().all(|segment| !self.is_cut(&segment))
+        let is_step = is_few && sees_past && self.role == Role::Only;
+        self.is_decode() || is_step && self.segments().all(|segment| !self.is_cut(&segment))
+    }
+
+    /// Whether a layer is queued while the one before it runs: for one row, and for a few that are
+    /// decoded. Nothing waits for the stream of the layers before the experts.
+    pub fn is_step(&self) -> bool {
+        self.n() == 1 || self.is_captured()
     }
 
     /// Whether a copy of the states is wanted between the segment's rows.

@@ -31,6 +31,8 @@ pub struct GraphCounts {
     /// Graphs of steps of several rows that were captured, and those that were run.
     pub n_captured: usize,
     pub n_runs: usize,
+    /// Layers of such steps whose experts were looked up on the device.
+    pub n_looked_up: usize,
     /// By layer: nodes of the graphs of a row alone, before its experts and from there on.
     pub nodes: Vec<[usize; 2]>,
 }

@@ -3,6 +3,7 @@
 
 use crate::Result;
 use crate::backend::gpu::attention::Attention;
+use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
 use crate::backend::ops::ExpertShape;
@@ -215,8 +216,8 @@ pub struct FfnLayout {
     pub lookup: LookupLayout,
     /// For experts that a look-up missed. Their sums go to the same `partial`.
     pub miss: ExpertLayout,
-    /// The device of each of a token's experts, u32 [k], and the sums that come from peers,
-    /// f32 [peers, k, n_embd].
+    /// The device of each expert of a step's rows, u32 [pairs], and the sums that come from peers,
+    /// f32 [peers, pairs, n_embd].
     pub homes: ByteRange,
     pub rows: ByteRange,
 }
@@ -575,7 +576,9 @@ impl FfnLayout {
         let n_experts = routing.n_experts.max(1);
         let mut sizes = ExpertSizes::default();
         sizes.raise_to_routed_max(weights, n * k);
-        let miss = ExpertSizes::routed(weights, k);
+        // Of a step.
+        let n_pairs = n.min(MAX_TOKENS) * k;
+        let miss = ExpertSizes::routed(weights, n_pairs);
         let width = expert_width(hyper, weights);
         let own = weights.layers.iter().filter_map(|layer| layer.ffn.as_ref());
         let own = own.filter(|ffn| ffn.has_own_input());
@@ -589,7 +592,7 @@ impl FfnLayout {
         let miss = ExpertLayout {
             inner: bump.words(miss.inner),
             inner_acts: bump.bytes(miss.inner_acts),
-            granules: bump.bytes(8 * k * miss.n_granules),
+            granules: bump.bytes(8 * n_pairs * miss.n_granules),
             partial: experts.partial.clone(),
             ..ExpertLayout::default()
         };
@@ -602,8 +605,8 @@ impl FfnLayout {
             experts,
             lookup: LookupLayout::new(weights, n_experts, weights.layers.len(), bump),
             miss,
-            homes: bump.words(n_peers.min(1) * k),
-            rows: bump.words(n_peers * k * width),
+            homes: bump.words(n_peers.min(1) * n_pairs),
+            rows: bump.words(n_peers * n_pairs * width),
         }
     }
 }

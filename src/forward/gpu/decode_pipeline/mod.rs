@@ -42,9 +42,14 @@ use crate::forward::gpu::pass::{GpuPass, PassState};
 use crate::forward::gpu::upload::floats;
 
 impl<'a> GpuPass<'a> {
-    /// Whether a look-up follows the layer's router.
+    /// Whether a look-up follows the layer's router: in passes of one row and in steps of decode.
     pub fn looks_up(&self, l: usize) -> bool {
-        self.n() == 1 && self.tiers(l).is_some()
+        self.is_step() && self.tiers(l).is_some()
+    }
+
+    /// Pairs of a row and an expert.
+    fn n_pairs(&self) -> usize {
+        self.n() * self.hyper().routing.k
     }
 
     /// Pins the layer's resident experts and uploads its slot table.
@@ -103,26 +108,34 @@ impl<'a> GpuPass<'a> {
             n_experts: route.n_experts,
             n_granules: self.n_granules(l),
             granules: self.granule_table(l),
-            homes: (!f.homes.is_empty()).then(|| self.words(&f.homes, route.k)),
+            homes: (!f.homes.is_empty()).then(|| self.words(&f.homes, self.n_pairs())),
             missing: self.route_bytes().slice(missing),
             pass: pipeline.slots[pipeline.layer(l).slot].number(),
             go: pipeline.go(),
         }
     }
 
-    /// u64 [k, granules]: the result of a look-up
+    /// u64 [pairs, granules]: the result of a look-up
     fn granule_table(&self, l: usize) -> DeviceSlice<'a> {
         let all = self.slice(&self.layout().ffn.experts.granules);
-        all.slice(0..8 * self.hyper().routing.k * self.n_granules(l))
+        all.slice(0..8 * self.n_pairs() * self.n_granules(l))
     }
 
-    /// Captures the graphs of what follows the look-up, if there are none.
+    /// The graphs of what follows the look-up.
+    fn expert_graphs(&self, l: usize) -> Option<&ExpertGraphs> {
+        self.state.pipeline.layer(l).graphs[self.n() - 1].as_ref()
+    }
+
+    /// Captures the graphs of what follows the look-up, if there are none for so many rows.
     pub fn capture_experts(&mut self, l: usize) -> Result<()> {
-        if self.state.pipeline.layer(l).graphs.is_none() {
+        if self.expert_graphs(l).is_none() {
             let resident = self.stream().capture(|| self.resident_experts(l))?;
             let sum = self.stream().capture(|| self.sum_experts(l))?;
-            self.state.graph_counts.nodes[l][1] = resident.n_nodes() + sum.n_nodes();
-            self.state.pipeline.layer_mut(l).graphs = Some(ExpertGraphs { resident, sum });
+            let (n, PassState { pipeline, graph_counts, .. }) = (self.n(), &mut *self.state);
+            if n == 1 {
+                graph_counts.nodes[l][1] = resident.n_nodes() + sum.n_nodes();
+            }
+            pipeline.layer_mut(l).graphs[n - 1] = Some(ExpertGraphs { resident, sum });
         }
         Ok(())
     }
@@ -132,6 +145,7 @@ impl<'a> GpuPass<'a> {
     pub fn pipelined_experts(&mut self, l: usize, tiers: &VramTiers) -> Result<()> {
         let answered = self.answer_pending()?;
         let pinned = self.pin_layer(l, tiers)?;
+        self.state.graph_counts.n_looked_up += usize::from(self.n() > 1);
         // Posted before the experts run, so that the host can handle misses meanwhile.
         let sizes = self.look_up(l, pinned)?;
         self.queue_experts(l, pinned, sizes)?;
@@ -159,7 +173,7 @@ impl<'a> GpuPass<'a> {
             }
         }
         // A session whose first text was one token has captured no graphs.
-        match &self.state.pipeline.layer(l).graphs {
+        match self.expert_graphs(l) {
             // SAFETY: the graph uses memory of the model, which owns the graph. The table holds 0
             // or the addresses of granules of this layer, which are pinned.
             Some(graphs) => unsafe { stream.run(&graphs.resident)? },
@@ -182,7 +196,7 @@ impl<'a> GpuPass<'a> {
 
     /// Queues the sum of a layer's experts and the residual. Returns a fence behind them.
     fn queue_sum(&self, l: usize) -> Result<Fence> {
-        match &self.state.pipeline.layer(l).graphs {
+        match self.expert_graphs(l) {
             // SAFETY: the graph uses memory of the model, which owns the graph.
             Some(graphs) => unsafe { self.stream().run(&graphs.sum)? },
             None => self.sum_experts(l)?,
@@ -210,7 +224,7 @@ impl<'a> GpuPass<'a> {
     fn resident_experts(&self, l: usize) -> Result<()> {
         let (shape, granules) = (self.routed_shape(l), self.granule_table(l));
         let experts = self.device_route().chosen;
-        let chosen = Chosen { n_pairs: shape.k, granules, experts };
+        let chosen = Chosen { n_pairs: self.n_pairs(), granules, experts };
         let (pairs, form) = (DecodePairs { shape: &shape, chosen }, self.expert_form(l));
         let acts = self.ffn_acts(l);
         // SAFETY: the look-up has written 0 or the addresses of granules of this layer, which are
@@ -220,7 +234,7 @@ impl<'a> GpuPass<'a> {
 
     /// The experts' sum and the residual.
     fn sum_experts(&self, l: usize) -> Result<()> {
-        self.routed_sum(l, self.hyper().routing.k, false)
+        self.routed_sum(l, self.n_pairs(), false)
     }
 
     /// Copies the sums of peers into the rows of the first device's `partial`.
@@ -229,14 +243,16 @@ impl<'a> GpuPass<'a> {
             return Ok(());
         }
         let (f, stream) = (&self.layout().ffn, self.stream());
-        let (all, row) = (self.slice(&f.rows), 4 * shape.k * shape.n_embd);
+        let n_pairs = self.n_pairs();
+        let (n_peers, rows) = (self.state.peers.len(), 4 * n_pairs * shape.n_embd);
+        let all = self.slice(&f.rows).slice(0..n_peers * rows);
         for i in helping {
             let peer = &mut self.state.peers[*i];
-            let end = peer.device() * row;
-            peer.return_sums(stream, all.slice(end - row..end))?;
+            let end = peer.device() * rows;
+            peer.return_sums(stream, all.slice(end - rows..end))?;
         }
-        let homes = self.words(&f.homes, shape.k);
-        let partial = self.expert_context().partial(shape, shape.k);
+        let homes = self.words(&f.homes, n_pairs);
+        let partial = self.expert_context().partial(shape, n_pairs);
         // SAFETY: `homes` holds 0 or numbers of devices, which the look-up has read in the table.
         unsafe { self.dev.ops.resolve.place_rows(stream, homes, all, shape.n_embd, partial) }
     }
@@ -289,8 +305,13 @@ impl<'a> GpuPass<'a> {
         let pipeline = &mut self.state.pipeline;
         pipeline.waits.retain(|wait| Some(wait.number) != number);
         pipeline.pinned.retain(|pinned| *pinned != l);
+        pipeline.used.clear();
+        let used = self.b.route.chosen.iter().filter(|expert| **expert != NO_EXPERT);
+        pipeline.used.extend(used);
+        pipeline.used.sort_unstable();
+        pipeline.used.dedup();
         self.state.hybrid.begin_attention();
-        tiers.unpin_layer(l, &self.b.route.chosen, Some(&end));
+        tiers.unpin_layer(l, &pipeline.used, Some(&end));
         Ok(Some(l))
     }
 
@@ -311,9 +332,8 @@ impl<'a> GpuPass<'a> {
         Ok(n_missing)
     }
 
-    /// Computes the experts of one token that a look-up missed: those that are not in the
-    /// layer's table. Runs beside the stream of the layers. The router's input is in `b.h`, the
-    /// route in `b.route`.
+    /// Computes the experts that a look-up missed: those that are not in the layer's table. Runs
+    /// beside the stream of the layers. The router's input is in `b.h`, the route in `b.route`.
     fn missed_experts(&mut self, l: usize) -> Result<()> {
         let (k, n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
         let (layer, context, miss_layout) =
@@ -326,16 +346,17 @@ impl<'a> GpuPass<'a> {
         miss_staging.wait(stream)?;
         let addresses = &layers[l].as_ref().expect("a layer with routed experts").table;
         let n_granules = addresses.len() / n_experts;
-        let is_resident = |expert: u32| {
-            let row = &addresses[expert as usize * n_granules..][..n_granules];
-            row.iter().all(|address| *address != 0)
+        let is_missed = |expert: &u32| {
+            let row = addresses.chunks_exact(n_granules).nth(*expert as usize);
+            row.is_some_and(|row| row.contains(&0))
         };
         let chosen = self.b.route.chosen.iter();
-        let missed = chosen.map(|e| if is_resident(*e) { NO_EXPERT } else { *e });
+        let missed = chosen.map(|e| if is_missed(e) { *e } else { NO_EXPERT });
         hybrid.group(layer.w, missed, k, n_experts);
         hybrid.divide(tiers, l, true);
         let routed = RoutedLayer { stream, ..layer };
-        let (is_grouped, is_miss, n_pairs, n_decode) = (false, true, k, 1);
+        let (is_grouped, is_miss, n_decode) = (false, true, layer.n_tokens);
+        let n_pairs = n_decode * k;
         let call =
             LayerCall { model, tiers, routed, shape, is_grouped, n_pairs, n_decode, is_miss };
         let context = ExpertContext { stream, layout: miss_layout, ..context };

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::backend::gpu::host_waits::Waiting;
+use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{Device, DeviceSlice, Graph, Pinned, PinnedKind, Stream};
 use crate::experts::vram::{Fence, GranuleLayout, SlotTable, VramTiers};
 use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
@@ -38,7 +39,8 @@ pub struct QueuedLayer {
     pub n_absent: usize,
     /// Whether the device's memory has the table.
     pub is_uploaded: bool,
-    pub graphs: Option<ExpertGraphs>,
+    /// By the number of rows, from one on.
+    pub graphs: [Option<ExpertGraphs>; MAX_TOKENS],
 }
 
 impl QueuedLayer {
@@ -50,7 +52,7 @@ impl QueuedLayer {
             n_absent: n_addresses,
             // Both are zero.
             is_uploaded: true,
-            graphs: None,
+            graphs: [const { None }; MAX_TOKENS],
         }
     }
 
@@ -67,7 +69,7 @@ impl QueuedLayer {
     }
 }
 
-/// The layers of a token that are queued.
+/// The layers of a token, or of a step of several rows, that are queued.
 pub struct DecodePipeline {
     pub slots: [PipelineSlot; SLOTS],
     /// By layer; none if the layer has no routed experts.
@@ -95,6 +97,8 @@ pub struct DecodePipeline {
     pub miss_staging: Staging,
     /// The number of the last layer with experts that are not resident.
     pub number: u32,
+    /// The experts that the last layer's rows have chosen, each once.
+    pub used: Vec<u32>,
 }
 
 /// A wait for the host.
@@ -125,7 +129,7 @@ pub struct PendingLayer {
 }
 
 impl DecodePipeline {
-    /// For passes of one token.
+    /// For passes of up to MAX_TOKENS rows.
     pub fn new(gpu: &Device, model: &Model) -> Result<DecodePipeline> {
         let (hyper, routing) = (&model.hyper, &model.hyper.routing);
         let (n_experts, width) = (routing.n_experts, expert_width(hyper, &model.weights));
@@ -138,13 +142,13 @@ impl DecodePipeline {
         let n_granules = layouts.map(|layout| layout.map(|l| l.n_granules)).collect::<Vec<_>>();
         let layers = n_granules.iter().map(|n| n.map(&mut layer)).collect();
         let n_granules = n_granules.into_iter().flatten().max().unwrap_or(0);
-        let rows = 2 * width + n_input_floats(&model.weights, 1, routing.k);
-        let down = RouteParts::new(1, routing.k, n_experts).n_bytes() + 4 * rows;
+        let rows = 2 * MAX_TOKENS * width + n_input_floats(&model.weights, MAX_TOKENS, routing.k);
+        let down = RouteParts::new(MAX_TOKENS, routing.k, n_experts).n_bytes() + 4 * rows;
         let table = 8 * n_experts * n_granules;
         let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
-        // The sums of all of a token's experts, and a table for each granule as it is loaded.
-        let sums_bytes = 4 * routing.k * width;
-        let tables_bytes = 8 * routing.k * n_granules * (n_granules + 1);
+        // The sums of all experts of the rows, and a table for each granule as it is loaded.
+        let sums_bytes = 4 * MAX_TOKENS * routing.k * width;
+        let tables_bytes = 8 * MAX_TOKENS * routing.k * n_granules * (n_granules + 1);
         let miss_staging = Staging::new(gpu, sums_bytes + tables_bytes + (4 << 10), 0)?;
         if let Some(why) = &gpu.info().no_waits {
             let index = gpu.info().index;
@@ -164,6 +168,7 @@ impl DecodePipeline {
             miss_stream: Stream::urgent(gpu)?,
             miss_staging,
             number: 0,
+            used: Vec::new(),
         })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape};
+use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::slots::Lookup;
 use crate::backend::gpu::{Device, DeviceSlice, Stream};
 use crate::experts::vram::VramTier;
@@ -44,7 +45,8 @@ impl Bound {
             let scales = ffn.scales.iter().flat_map(|s| [s.gate.len(), s.up.len()]);
             biases + scales.map(|n| n.next_multiple_of(64)).sum::<usize>()
         });
-        let layouts = [n, 1].map(|n| PeerLayout::new(&self.hyper, &self.weights, n).n_bytes());
+        let layouts = [n, n.min(MAX_TOKENS)]
+            .map(|n| PeerLayout::new(&self.hyper, &self.weights, n).n_bytes());
         4 * values.sum::<usize>() + layouts.iter().sum::<usize>()
     }
 }
@@ -76,7 +78,7 @@ impl Peer {
             weights: packer.upload(gpu)?,
             forms,
             pass: workspace(n)?,
-            miss: workspace(1)?,
+            miss: workspace(n.min(MAX_TOKENS))?,
             tables: vec![PeerTable::default(); model.hyper.n_layers],
             uploads: [TableUpload::new(gpu, model)?, TableUpload::new(gpu, model)?],
         })
@@ -125,7 +127,7 @@ impl Peer {
         &self.tables[l].table.addresses
     }
 
-    /// Queues a look-up of a token's experts and the computation of those that are pinned here.
+    /// Queues a look-up of the rows' experts and the computation of those that are pinned here.
     /// Returns false if none are.
     pub fn compute(
         &mut self,
@@ -139,7 +141,7 @@ impl Peer {
         if !own.has_any {
             return Ok(false);
         }
-        let (k, n_granules) = (shape.k, shape.n_granules());
+        let (n_pairs, n_granules) = (routed.n_tokens * shape.k, shape.n_granules());
         let (n_addresses, all) = (own.table.addresses.len(), &peer.layout.lookup.tables);
         let start = all.len() / n_layers * routed.l;
         let table_bytes = start..start + 8 * n_addresses;
@@ -147,8 +149,8 @@ impl Peer {
         uploads[slot].upload(&peer.stream, own, table)?;
         peer.begin(ops, routed)?;
         let PeerWorkspace { stream, workspace, layout, .. } = peer;
-        let chosen = workspace.words(&layout.chosen, k);
-        let granules = workspace.slice(&layout.experts.granules).slice(0..8 * k * n_granules);
+        let chosen = workspace.words(&layout.chosen, n_pairs);
+        let granules = workspace.slice(&layout.experts.granules).slice(0..8 * n_pairs * n_granules);
         let lookup = Lookup {
             chosen,
             table: workspace.slice(&layout.lookup.tables).slice(table_bytes),
@@ -167,13 +169,13 @@ impl Peer {
         let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
         let form = device_form(weights, &forms[routed.l]);
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
-        let chosen = Chosen { n_pairs: k, granules, experts: chosen };
+        let chosen = Chosen { n_pairs, granules, experts: chosen };
         // SAFETY: the table holds 0 or the addresses of granules of this layer, which are pinned.
         unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, form, &acts)? };
         Ok(true)
     }
 
-    /// Queues a copy of a token's sums to `rows` of the first device, f32 [k, n_embd]. Rows of
+    /// Queues a copy of a step's sums to `rows` of the first device, f32 [pairs, n_embd]. Rows of
     /// experts that are not here hold no result.
     pub fn return_sums(&mut self, first: &Stream, rows: DeviceSlice) -> Result<()> {
         let PeerWorkspace { stream, workspace, layout, to_first, .. } = &mut self.pass;
