@@ -25,6 +25,8 @@ static constexpr u32 TILE = 64;
 // Keys of a tile that eight threads take, and heads at a time.
 static constexpr u32 KEYS = TILE * 8 / THREADS;
 static constexpr u32 HEADS = 8;
+// Elements of a key that lie in shared memory at once.
+static constexpr u32 SLICE = 192;
 
 struct IndexScoresParams {
     // [tokens, n_heads, dim]
@@ -53,13 +55,15 @@ struct IndexScoresParams {
 };
 static_assert(sizeof(IndexScoresParams) == 80);
 
-// Keys and queries in shared memory, [TILE, 8, lane_floats] and [HEADS, 8, lane_floats].
+// A slice of keys and queries in shared memory, [TILE, 8, lane_floats] and [HEADS, 8, lane_floats].
 struct Tiles {
     Shared<float> keys, q;
-    u32 dim, lane_floats;
+    // The slice's first element and the number of them.
+    u32 begin, dim, lane_floats;
 
-    __device__ __forceinline__ Tiles(Shared<float> memory, u32 dim) : keys(memory), dim(dim) {
-        lane_floats = lane_stride(dim);
+    __device__ __forceinline__ Tiles(Shared<float> memory, u32 dim)
+        : keys(memory), begin(0), dim(min(dim, SLICE)) {
+        lane_floats = lane_stride(this->dim);
         q = keys + TILE * 8 * lane_floats;
     }
     __device__ __forceinline__ u32 place(u32 row, u32 i) const {
@@ -77,7 +81,7 @@ __device__ __forceinline__ void load_keys(const K& type, const Tiles& tiles,
         u32 key = i / width, at = i % width;
         bool there = key < n && at < tiles.dim;
         Global<const u8> from = first + static_cast<u64>(there ? key : 0) * row;
-        tiles.keys[tiles.place(key, at)] = there ? type.one(from, at) : 0.0f;
+        tiles.keys[tiles.place(key, at)] = there ? type.one(from, tiles.begin + at) : 0.0f;
     }
 }
 
@@ -93,22 +97,20 @@ __device__ __forceinline__ void load_keys_of(u32 type, const Tiles& tiles, Globa
     }
 }
 
-// Queries of up to HEADS heads, zeros in place of more.
-__device__ __forceinline__ void load_queries(const Tiles& tiles, Global<const float> q, u32 n) {
+// Queries of up to HEADS heads, of `dim` elements each, zeros in place of more.
+__device__ __forceinline__ void load_queries(const Tiles& tiles, Global<const float> q, u32 dim,
+                                             u32 n) {
     u32 width = tiles.padded();
     for (u32 i = threadIdx.x; i < HEADS * width; i += THREADS) {
         u32 head = i / width, at = i % width;
         bool there = head < n && at < tiles.dim;
-        tiles.q[tiles.place(head, at)] = there ? q[head * tiles.dim + at] : 0.0f;
+        tiles.q[tiles.place(head, at)] = there ? q[head * dim + tiles.begin + at] : 0.0f;
     }
 }
 
-// dots[n]: the product of the n-th of this thread's keys and the query of head `lane`.
-__device__ __forceinline__ void products(const Tiles& tiles, float (&dots)[KEYS]) {
+// Adds a slice's products of this thread's keys and the heads' queries.
+__device__ __forceinline__ void add_products(const Tiles& tiles, float (&sums)[KEYS][HEADS]) {
     u32 lane = threadIdx.x % 8, slot = threadIdx.x / 8, stride = tiles.lane_floats;
-    float sums[KEYS][HEADS];
-#pragma unroll
-    for (u32 i = 0; i < KEYS * HEADS; i++) sums[i / HEADS][i % HEADS] = 0.0f;
 #pragma unroll 1
     for (u32 j = 0; 8 * j < tiles.dim; j += 4) {
         float4 w[KEYS];
@@ -130,6 +132,32 @@ __device__ __forceinline__ void products(const Tiles& tiles, float (&dots)[KEYS]
             }
         }
     }
+}
+
+// Keys from a row on, and queries of up to HEADS heads.
+struct Operands {
+    Global<const u8> keys;
+    u32 n_keys;
+    Global<const float> q;
+    u32 n_heads;
+};
+
+// dots[n]: the product of the n-th of this thread's keys and the query of head `lane`. `loaded`:
+// the keys are in the tile, if they fit it.
+__device__ __forceinline__ void products(const IndexScoresParams& p, Tiles& tiles,
+                                         const Operands& x, bool loaded, float (&dots)[KEYS]) {
+    float sums[KEYS][HEADS];
+#pragma unroll
+    for (u32 i = 0; i < KEYS * HEADS; i++) sums[i / HEADS][i % HEADS] = 0.0f;
+#pragma unroll 1
+    for (u32 begin = 0; begin < p.dim; begin += SLICE) {
+        tiles.begin = begin, tiles.dim = min(SLICE, p.dim - begin);
+        __syncthreads();
+        if (!loaded || p.dim > SLICE) load_keys_of(p.type_code, tiles, x.keys, p.row, x.n_keys);
+        load_queries(tiles, x.q, p.dim, x.n_heads);
+        __syncthreads();
+        add_products(tiles, sums);
+    }
 #pragma unroll
     for (u32 n = 0; n < KEYS; n++) dots[n] = scatter_sums(sums[n]);
 }
@@ -145,8 +173,9 @@ KERNEL(index_scores, AT_LEAST(3, THREADS), IndexScoresParams) {
     // The last token sees the most.
     u32 most = (p.past[0] + p.first_token + end) / p.block;
     if (tile >= most) return;
-    Global<const u8> first = p.keys + static_cast<u64>(tile) * p.row;
-    load_keys_of(p.type_code, tiles, first, p.row, most - tile);
+    Operands x;
+    x.keys = p.keys + static_cast<u64>(tile) * p.row, x.n_keys = most - tile;
+    bool loaded = false;
     for (u32 token = begin; token < end; token++) {
         u32 n = (p.past[0] + p.first_token + token + 1) / p.block;
         if (tile >= n) continue;
@@ -156,11 +185,10 @@ KERNEL(index_scores, AT_LEAST(3, THREADS), IndexScoresParams) {
         for (u32 head = 0; head < n_heads; head += HEADS) {
             u64 at = static_cast<u64>(token) * n_heads + head;
             u32 n_now = min(HEADS, n_heads - head);
-            __syncthreads();
-            load_queries(tiles, p.q + at * p.dim, n_now);
-            __syncthreads();
+            x.q = p.q + at * p.dim, x.n_heads = n_now;
             float dots[KEYS], weight = weights && lane < n_now ? weights[at + lane] : 1.0f;
-            products(tiles, dots);
+            products(p, tiles, x, loaded, dots);
+            loaded = true;
 #pragma unroll
             for (u32 i = 0; i < KEYS; i++) {
                 float part = weight * (dots[i] > 0.0f ? dots[i] : 0.0f);
@@ -193,13 +221,11 @@ KERNEL(block_scores, AT_LEAST(3, THREADS), IndexScoresParams) {
         u32 n_now = min(HEADS, n_heads - head);
         float most = -INFINITY;
         for (u32 tile = first; tile < end; tile += TILE) {
-            __syncthreads();
-            Global<const u8> from = p.keys + static_cast<u64>(tile) * p.row;
-            load_keys_of(p.type_code, tiles, from, p.row, end - tile);
-            load_queries(tiles, p.q + at * p.dim, n_now);
-            __syncthreads();
+            Operands x;
+            x.keys = p.keys + static_cast<u64>(tile) * p.row, x.n_keys = end - tile;
+            x.q = p.q + at * p.dim, x.n_heads = n_now;
             float dots[KEYS];
-            products(tiles, dots);
+            products(p, tiles, x, false, dots);
 #pragma unroll
             for (u32 i = 0; i < KEYS; i++) {
                 u32 key = tile + threadIdx.x / 8 + i * (THREADS / 8);

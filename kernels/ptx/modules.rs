@@ -673,8 +673,8 @@
     Module {
         source: "index",
         compute: 75,
-        digest: "dc3b3a88bfccfd4dcf3b57286640465b8605be9b97c8de187dc179707de30a2c",
-        ptx: "82403657d232e1159186a6c46efcbb61652c1f4495e5ceb133c8ab695c47edb2",
+        digest: "9fe91ba1db687258c7941336ab0853210b323660892130f1487a3d16bd9cec04",
+        ptx: "0464e60cc9658f669385cf8e8111b7d21f1699e333eeadb98135cf596eed89b7",
         kernels: &[
             "index_scores",
             "block_scores",
@@ -685,32 +685,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "a60fc5a96e82fea43e1f76fc2795f7b875cb7109810e935a0a99dec03a2980cf",
+                sha256: "2013fec47908fc988fe702bf1325c8418716cf39069f24098a9feb7769952807",
                 lzma: include_bytes!("index.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "aec8580e7f16ae559444e8559b3dc7f7de64744d127919ad2904d9f0907e807f",
+                sha256: "1905ec2cdf185239573877509d2b767a6e43ff8187a3e5081012cb6daf9dbe75",
                 lzma: include_bytes!("index.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "720e56306fe1342f7f19844c64c8cc048c16b61cefdf2e63d7fe2d6d3475989c",
+                sha256: "258f74bf2608d5bf272d509583bafe1da49bc3543a0c724a2c6aac5a35963793",
                 lzma: include_bytes!("index.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "72e0d5ccfb8348074bdf53ff91202e285fa710abb0a24c868cc69da17d314cc5",
+                sha256: "7e1c988bd5123a068e5e40d5e80ee2ff8bacdeb8538459cc11062a34d3b1c967",
                 lzma: include_bytes!("index.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "664ec5ca5e9f731b46f4e0acf4f2265f804df4f65a11143c645af3ac98384354",
+                sha256: "627d415c8d21dddfa1eb7aa47901eb085352d574821f94a42081cb99cb048ffe",
                 lzma: include_bytes!("index.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "bcd8096e9bd2e3799d4d756b1a30badaaff761249efc099e443dfecdf0a343c4",
+                sha256: "06cea6803068924891ad7b29215275d9dfa5f7f2b757b6f2bbbca2d33b8dda2f",
                 lzma: include_bytes!("index.sm_120.cubin.lzma"),
             },
         ],

@@ -302,11 +302,10 @@ impl Model {
 /// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`, and of the layers
 /// with which it shares keys and values or what an indexer has chosen.
 fn has_kernels(hyper: &HyperParams, weights: &Weights, layer: usize, n_ctx: usize) -> bool {
-    let chooses = hyper.choosing_indexer(n_ctx).is_some();
     let leader = hyper.leader_of(layer, n_ctx);
     let mut alike = (0..hyper.n_layers).filter(|l| hyper.leader_of(*l, n_ctx) == leader);
     // Streams that layers leave behind, and the present one.
     let n_streams = hyper.n_layers.checked_div(hyper.kept_every).unwrap_or(0) + 2;
     let has_streams = n_streams <= DEVICE_SOURCES_MAX;
-    alike.all(|l| weights.layers[l].has_kernels(chooses)) && has_streams
+    alike.all(|l| weights.layers[l].has_kernels()) && has_streams
 }

@@ -4,12 +4,12 @@
 use super::cache::DeviceRows;
 use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
-use crate::backend::ops::DEVICE_INDEX_MAX;
 
 /// As in `kernels/index.cu`.
 const THREADS: u32 = 256;
 const TILE: usize = 64;
 const HEADS: usize = 8;
+const SLICE: usize = 192;
 const CHOOSERS: usize = 1024;
 const WARP: usize = 32;
 /// Tokens of a prompt that a block takes with the same keys.
@@ -174,7 +174,7 @@ impl<'a> DeviceLists<'a> {
 
 /// The shared memory of `Tiles` in `kernels/index.cu`.
 fn shared_bytes(dim: usize) -> usize {
-    4 * (TILE + HEADS) * 8 * 4 * (dim.div_ceil(32) | 1)
+    4 * (TILE + HEADS) * 8 * 4 * (dim.min(SLICE).div_ceil(32) | 1)
 }
 
 impl Index {
@@ -192,7 +192,7 @@ impl Index {
         let IndexQueries { first, tokens, q, weights } = queries;
         let DeviceIndex { n_heads, keys, block, past, .. } = *index;
         keys.assert_whole();
-        assert!(keys.heads == 1 && keys.dim <= DEVICE_INDEX_MAX, "{keys:?}");
+        assert_eq!(keys.heads, 1, "{keys:?}");
         assert!(past.holds::<u32>(1) && q.holds::<f32>(tokens * n_heads * keys.dim));
         assert!(weights.is_none_or(|weights| weights.holds::<f32>(tokens * n_heads)));
         assert!(scores.len() >= tokens * index.token_bytes() && scores.holds::<f32>(0));
@@ -349,6 +349,6 @@ mod tests {
     #[test]
     fn tiles_fit_every_device() {
         // Beside them lie the largest products of eight heads, of eight warps.
-        assert!(shared_bytes(DEVICE_INDEX_MAX) + 256 <= 64 << 10);
+        assert!(shared_bytes(usize::MAX) + 256 <= 64 << 10);
     }
 }

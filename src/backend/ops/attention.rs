@@ -1,9 +1,5 @@
 //! A bias on attention scores that depends on the distance between query and key.
 
-/// Elements of an indexer's head, at most, on devices: 64 keys and 8 queries of it fit the shared
-/// memory of every device, 64 KiB.
-pub const DEVICE_INDEX_MAX: usize = 192;
-
 /// One number per head and distance. A distance beyond `reach` counts as `reach`.
 #[derive(Clone, Debug)]
 pub struct DistanceBias {

@@ -11,7 +11,7 @@ mod routing;
 mod rows;
 mod streams;
 
-pub use attention::{DEVICE_INDEX_MAX, DistanceBias};
+pub use attention::DistanceBias;
 pub use delta::{DeltaShape, HeadOrder};
 pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertScales, ExpertShape};
 pub use recurrence::{

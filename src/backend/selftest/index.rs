@@ -65,6 +65,8 @@ fn odd() -> Vec<Shape> {
     vec![
         Shape { n_heads: 9, top_k: 100, past: 700, tokens: 9, ..positions },
         Shape { dim: 192, past: 99, tokens: 1, ..positions },
+        Shape { dim: 288, n_heads: 9, past: 70, tokens: 3, ..positions },
+        Shape { dim: 416, n_heads: 9, past: 70, ..of_heads },
         Shape { dim: 96, past: 200, tokens: 1, ..blocks },
         Shape { n_heads: 10, block: 130, top_k: 2, past: 500, tokens: 2, ..of_heads },
         Shape { n_near: 0, past: 45, tokens: 4, ..of_heads },

@@ -4,7 +4,7 @@ use super::super::descriptor::{self, Positions, ValueGate};
 use super::super::heads::LatentShape;
 use super::binder::Binder;
 use super::{HeadMatrices, Linear, Matrix, Mixer};
-use crate::backend::ops::{DEVICE_INDEX_MAX, DistanceBias, RopePairing, RopeShape};
+use crate::backend::ops::{DistanceBias, RopePairing, RopeShape};
 use crate::model::recurrent::Recurrence;
 use crate::quant;
 use crate::{Error, Result};
@@ -79,24 +79,6 @@ pub struct LatentWeights {
     pub window: Option<usize>,
     pub sees: Sees,
     pub output: Linear,
-}
-
-impl AttentionWeights {
-    /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
-    pub fn has_kernels(&self, chooses: bool) -> bool {
-        let index = self.index.as_ref().filter(|_| chooses);
-        index.is_none_or(|index| index.k_norm.len() <= DEVICE_INDEX_MAX)
-    }
-}
-
-impl LatentWeights {
-    /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
-    pub fn has_kernels(&self, chooses: bool) -> bool {
-        match &self.sees {
-            Sees::Chosen(indexer) if chooses => indexer.k_norm[0].len() <= DEVICE_INDEX_MAX,
-            _ => true,
-        }
-    }
 }
 
 /// The positions that latent attention sees.

@@ -3,7 +3,6 @@
 use super::binder::Binder;
 use super::{HeadMatrices, Linear};
 use crate::Result;
-use crate::backend::ops::DEVICE_INDEX_MAX;
 use crate::model::compressed::INDEXED;
 
 #[derive(Clone, Debug)]
@@ -68,14 +67,6 @@ pub struct CompressedIndexer {
     pub q: Linear,
     pub weights: Linear,
     pub compressor: Compressor,
-}
-
-impl CompressedWeights {
-    /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
-    pub fn has_kernels(&self, chooses: bool) -> bool {
-        let indexer = self.indexer.as_ref().filter(|_| chooses);
-        indexer.is_none_or(|indexer| indexer.compressor.dim <= DEVICE_INDEX_MAX)
-    }
 }
 
 impl Binder<'_> {

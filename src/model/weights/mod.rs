@@ -65,29 +65,26 @@ pub enum Mixer {
 }
 
 impl Mixer {
-    /// Whether devices have kernels for it in contexts where an indexer chooses, or not.
-    fn has_kernels(&self, chooses: bool) -> bool {
+    /// Whether devices have kernels for it.
+    fn has_kernels(&self) -> bool {
         match self {
-            Mixer::Attention(w) => w.has_kernels(chooses),
             Mixer::None | Mixer::ShortConv(_) => true,
+            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Compressed(_) => true,
             Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Kda(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
             Mixer::Mamba(w) => w.shape.n_states <= DEVICE_STATES_MAX,
             Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
             Mixer::Lightning(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
-            Mixer::Latent(w) => w.has_kernels(chooses),
-            Mixer::Compressed(w) => w.has_kernels(chooses),
         }
     }
 }
 
 impl Layer {
-    /// Whether devices have kernels for all parts of it, in contexts where an indexer chooses
-    /// positions, or not; the CPU computes a layer without.
-    pub fn has_kernels(&self, chooses: bool) -> bool {
+    /// Whether devices have kernels for all parts of it; the CPU computes a layer without.
+    pub fn has_kernels(&self) -> bool {
         let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
         let has_streams = self.streams.iter().all(Streams::has_kernels);
-        self.mixer.has_kernels(chooses) && has_ffn && has_streams
+        self.mixer.has_kernels() && has_ffn && has_streams
     }
 }
 
