@@ -41,7 +41,8 @@ TABLE = PTX / "modules.rs"
 TARGET = 75
 # From 8.0 on, one instruction multiplies two fragments of halves, where 7.5 needs two,
 # and of integers, where 7.5 needs four; and copies go to shared memory by themselves.
-VARIANTS = {"attention": [80], "attention_prompt": [80], "latent": [80], "matmul": [80]}
+VARIANTS = {"attention": [80], "attention_prompt": [80], "latent": [80], "matmul": [80],
+            "matmul_halves": [80]}
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 # Newer devices of the same major version run a cubin too: 8.9 that of 8.6, whose instructions are
 # the same but in five kernels, 10.3 that of 10.0, 12.1 that of 12.0.

@@ -872,6 +872,62 @@
         ],
     },
     Module {
+        source: "matmul_halves",
+        compute: 75,
+        digest: "fe090aaa872efdecc0b72f3684b5c2e0947404434e3052c7d01c2e80feb615d7",
+        ptx: "3f241a64f0daeb0cd85d18c1a2f15b609d4979cfa26e8a4545643a7850541bdf",
+        kernels: &[
+            "store_halves",
+            "matmul_halves",
+        ],
+        lzma: include_bytes!("matmul_halves.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "1f92125a227ead31d9e1ef9d22dde2ac3fc42d3ded8b72eb31dbd545b2905dbc",
+                lzma: include_bytes!("matmul_halves.sm_75.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "matmul_halves",
+        compute: 80,
+        digest: "fe090aaa872efdecc0b72f3684b5c2e0947404434e3052c7d01c2e80feb615d7",
+        ptx: "503dc136f104a9d2dd6e0d32758712c631a93075579c499a2003da1a3b15653c",
+        kernels: &[
+            "store_halves",
+            "matmul_halves",
+        ],
+        lzma: include_bytes!("matmul_halves.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 80,
+                sha256: "94b66d9698274654bc7c1443c23b1626d5d68d4e3181bfe648322e3a1c342942",
+                lzma: include_bytes!("matmul_halves.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "165adc8a18b0bf214fa75ca29b58053ad49320ff2756e9ca5d98e6c632d8b478",
+                lzma: include_bytes!("matmul_halves.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "cd50709f52fc9623ee80e4957d689ad4be1e75c82bc6d7f9baeec209615c8f02",
+                lzma: include_bytes!("matmul_halves.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "eebe085023a35b111d354d3dbf4541ebd8298b015879df53a475adca1e382c60",
+                lzma: include_bytes!("matmul_halves.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "59a69ee1be0861421e7655d99eb5873509d76fa452e9feb47ee32e3b59756a1b",
+                lzma: include_bytes!("matmul_halves.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
         source: "matvec",
         compute: 75,
         digest: "1a5267e22977c17568a503803f9aac46559e01e62ddd8667ad0e62b1901189f7",

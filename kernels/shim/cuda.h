@@ -186,6 +186,7 @@ inline int __all_sync(u32 mask, int predicate) {
 
 // Matrices over the warp; cuda.cuh says how fragments lie.
 void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
+void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
 void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
 void load_matrices(u32 (&r)[4], const Shared<const u16>& row);
 void load_matrices_transposed(u32 (&r)[4], const Shared<const u16>& row);

@@ -94,6 +94,16 @@ void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     }
 }
 
+void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    shim::Operands operands = shim::give(a, b);
+    for (u32 i = 0; i < 4; i++) {
+        for (u32 k = 0; k < 16; k++) {
+            u32 x = operands.a(shim::row_of(i), k, 2), y = operands.b(k, shim::column_of(i), 2);
+            d[i] = fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16), d[i]);
+        }
+    }
+}
+
 void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     shim::Operands operands = shim::give(a, b);
     for (u32 i = 0; i < 4; i++) {

@@ -61,7 +61,7 @@ use crate::forward::encoder_decoder::EncoderParams;
 use crate::forward::gpu::GraphCounts;
 pub use crate::forward::record::Recorder;
 pub use crate::forward::{Logits, TopK};
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorType};
 use crate::model::Model;
 pub use crate::model::kv::CacheType;
 pub use crate::policy::Phase;
@@ -140,11 +140,18 @@ impl Engine {
     }
 
     /// Whether a text's bits depend on its tokens alone, and not on which of them were a prompt:
-    /// tensor cores, which serve prompts over a cache of halves or blocks, round in another way.
+    /// tensor cores, which serve prompts over a cache of halves or blocks, and with weights of
+    /// halves, round in another way.
     pub fn is_exact(&self) -> bool {
         let types = [self.options.cache_type_k, self.options.cache_type_v];
         let is_without = types.iter().all(|ty| [CacheType::F32, CacheType::BF16].contains(ty));
-        self.plan.device.is_none() || self.options.exact || is_without
+        let has_halves = || {
+            let mut tensors = self.gguf().tensors().iter();
+            let is_half = |ty| [TensorType::F16, TensorType::BF16].contains(&ty);
+            tensors.clone().all(|tensor| tensor.ty.block_len() == 1)
+                && tensors.any(|tensor| is_half(tensor.ty))
+        };
+        self.plan.device.is_none() || self.options.exact || is_without && !has_halves()
     }
 
     /// A digest of what the bits of keys and values depend on besides a text's tokens, and of where

@@ -445,6 +445,36 @@ fn caches_of_fewer_bits() {
     with_cache("deepseek_v3", CacheType::F16);
 }
 
+/// Matrices of halves: prompts within a bound, however they are divided; the CPU's bits in decode,
+/// and with `--exact`.
+#[test]
+fn weights_of_halves() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("qwen3moe", "f16", 2e-3),
+        ("qwen3moe", "bf16", 1e-2),
+        ("deepseek_v3", "f16", 2e-3),
+        // A recurrence carries on what is rounded.
+        ("qwen3next", "bf16", 5e-2),
+    ];
+    for (name, ty, bound) in cases {
+        let path = convert_golden(name, ty, dir.path());
+        if !is_there(&path) {
+            return;
+        }
+        let (cpu, device) = (load(&path, &on_cpu()), load(&path, &on_device(1, "")));
+        assert!(cpu.is_exact() && !device.is_exact());
+        for (n_prompt, bound) in [(0, 0.0), (PROMPT, bound)] {
+            let [expected, got] = [&cpu, &device].map(|engine| answer_after(engine, n_prompt));
+            compare(&format!("{name} {ty}, prompt of {n_prompt}"), &got, &expected, bound);
+        }
+        let parts = load(&path, &EngineOptions { n_ubatch: Some(3), ..on_device(2, "") });
+        assert!(bits(&answer(&parts)) == bits(&answer(&device)), "{name} {ty} in parts");
+        let exact = load(&path, &EngineOptions { exact: true, ..on_device(3, "") });
+        compare(&format!("{name} {ty}, exact"), &answer(&exact), &answer(&cpu), 0.0);
+    }
+}
+
 /// Prompts of latent attention with keys and values of the heads, which are made of the cached
 /// rows: behind a past too, and a part of the positions at a time.
 #[test]

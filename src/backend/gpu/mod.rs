@@ -21,6 +21,7 @@ pub mod embed;
 #[cfg(feature = "emulated")]
 pub mod emulated;
 pub mod expert;
+pub mod halves;
 pub mod heads;
 pub mod host_waits;
 pub mod index;
@@ -74,6 +75,8 @@ pub const LAYOUTS: &[&Layout] = &[
     expert::DownParams::LAYOUT,
     expert::OrderedSumParams::LAYOUT,
     expert::ScalePairsParams::LAYOUT,
+    halves::StoreHalvesParams::LAYOUT,
+    halves::MatmulHalvesParams::LAYOUT,
     heads::HeadProductsParams::LAYOUT,
     index::IndexScoresParams::LAYOUT,
     index::ChooseParams::LAYOUT,

@@ -16,6 +16,7 @@ pub mod data;
 mod delta;
 mod embed;
 mod expert;
+mod halves;
 mod heads;
 mod index;
 mod kda;
@@ -45,6 +46,7 @@ type Family = fn(&Bench, &mut Report) -> Result<()>;
 const FAMILIES: &[(&str, Family)] = &[
     ("quantize", quantize::check),
     ("products", products::check),
+    ("halves", halves::check),
     ("heads", heads::check),
     ("embed", embed::check),
     ("norm", norm::check),

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
+use crate::backend::gpu::halves::{DeviceHalves, halves_bytes};
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::forward::gpu::ops::Ops;
 use crate::gguf::TensorType;
@@ -28,9 +29,19 @@ pub struct NormedRows<'a> {
     pub h: DeviceSlice<'a>,
 }
 
+/// Types whose matrices tensor cores multiply with activations that are rounded to the type.
+const HALVES: [TensorType; 2] = [TensorType::F16, TensorType::BF16];
+
 /// Activations in the forms that were asked for.
 #[derive(Clone, Copy, Default)]
-pub struct GpuActs<'a>([Option<DeviceActs<'a>>; 3]);
+pub struct GpuActs<'a> {
+    /// By `KINDS`.
+    forms: [Option<DeviceActs<'a>>; 3],
+    /// By `HALVES`.
+    halves: [Option<DeviceHalves<'a>>; 2],
+    /// Bytes of the memory that have been taken.
+    end: usize,
+}
 
 fn index(kind: ActKind) -> usize {
     KINDS.into_iter().position(|k| k == kind).expect("one of them")
@@ -39,12 +50,19 @@ fn index(kind: ActKind) -> usize {
 /// Bytes of activations in all forms that rows of this length can have.
 pub fn acts_bytes(n: usize, cols: usize) -> usize {
     let forms = KINDS.into_iter().filter(|kind| cols.is_multiple_of(kind.block_len()));
-    forms.map(|kind| (n * record_bytes(kind, cols)).next_multiple_of(256)).sum()
+    let forms: usize = forms.map(|kind| (n * record_bytes(kind, cols)).next_multiple_of(256)).sum();
+    // Halves of both types have the place of f32s that are read in place, but for their scales.
+    forms + 2 * (4 * n + 256)
 }
 
 /// Whether records are f32s that are read in place.
 pub fn is_at(records: &DeviceActs, x: DeviceSlice) -> bool {
     records.records.address() == x.address()
+}
+
+/// The types of `HALVES` among these.
+pub fn note_half(types: &mut [bool; 2], ty: TensorType) {
+    HALVES.iter().zip(types).for_each(|(half, has)| *has |= *half == ty);
 }
 
 impl<'a> GpuActs<'a> {
@@ -60,18 +78,20 @@ impl<'a> GpuActs<'a> {
         let mut acts = GpuActs::default();
         let mut start = 0;
         for kind in types.into_iter().map(act_kind) {
-            if acts.0[index(kind)].is_some() {
+            if acts.forms[index(kind)].is_some() {
                 continue;
             }
             let bytes = n * record_bytes(kind, cols);
             if kind == ActKind::F32 && bytes == 4 * n * cols && x.address().is_multiple_of(64) {
-                acts.0[index(kind)] = Some(DeviceActs::new(kind, n, cols, x.slice(0..bytes)));
+                acts.forms[index(kind)] = Some(DeviceActs::new(kind, n, cols, x.slice(0..bytes)));
                 continue;
             }
             let end = start + bytes;
-            acts.0[index(kind)] = Some(DeviceActs::new(kind, n, cols, memory.slice(start..end)));
+            let records = memory.slice(start..end);
+            acts.forms[index(kind)] = Some(DeviceActs::new(kind, n, cols, records));
             start = end.next_multiple_of(256);
         }
+        acts.end = start;
         acts
     }
 
@@ -85,7 +105,7 @@ impl<'a> GpuActs<'a> {
         memory: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
         let acts = GpuActs::at(types, shape, x, memory);
-        for records in acts.0.into_iter().flatten().filter(|records| !is_at(records, x)) {
+        for records in acts.forms.into_iter().flatten().filter(|records| !is_at(records, x)) {
             ops.quantize.store(stream, x, shape.cols, records)?;
         }
         Ok(acts)
@@ -101,7 +121,7 @@ impl<'a> GpuActs<'a> {
     ) -> Result<GpuActs<'a>> {
         let NormedRows { shape, x, weight, eps, h } = normed;
         let acts = GpuActs::at(types, shape, h, memory);
-        let [float, q8_0, q8_k] = acts.0;
+        let [float, q8_0, q8_k] = acts.forms;
         match [q8_0, q8_k] {
             [None, None] => ops.norm.rms_norm_rows(stream, x, weight, eps, h)?,
             records => ops.norm.rms_norm_acts(stream, x, weight, eps, h, records)?,
@@ -112,8 +132,43 @@ impl<'a> GpuActs<'a> {
         Ok(acts)
     }
 
+    /// The same, and rounded to each of `types` whose matrices tensor cores multiply, if `x`, the
+    /// f32 form, lies in place and not in `memory`.
+    pub fn with_halves(
+        mut self,
+        ops: &Ops,
+        stream: &Stream,
+        types: [bool; 2],
+        x: DeviceSlice<'a>,
+        memory: DeviceSlice<'a>,
+    ) -> Result<GpuActs<'a>> {
+        let Some(records) = self.forms[0].filter(|records| is_at(records, x)) else {
+            return Ok(self);
+        };
+        for (i, ty) in HALVES.into_iter().enumerate() {
+            if !types[i] || !ops.halves.take(ty, records.cols) {
+                continue;
+            }
+            let end = self.end + halves_bytes(records.tokens, records.cols);
+            let place = memory.slice(self.end..end);
+            self.halves[i] = Some(ops.halves.store(stream, ty, records, place)?);
+            self.end = end.next_multiple_of(256);
+        }
+        Ok(self)
+    }
+
+    /// Without what tensor cores multiply.
+    pub fn exact(self) -> GpuActs<'a> {
+        GpuActs { halves: [None; 2], ..self }
+    }
+
+    /// The activations rounded to the matrix's type, if tensor cores multiply it.
+    pub fn halves(&self, ty: TensorType) -> Option<DeviceHalves<'a>> {
+        self.halves[HALVES.iter().position(|half| *half == ty)?]
+    }
+
     /// The form that a matrix of this type reads.
     pub fn view(&self, ty: TensorType) -> DeviceActs<'a> {
-        self.0[index(act_kind(ty))].unwrap_or_else(|| panic!("no activations for {ty}"))
+        self.forms[index(act_kind(ty))].unwrap_or_else(|| panic!("no activations for {ty}"))
     }
 }

@@ -7,6 +7,7 @@ use crate::backend::gpu::acts::DeviceActs;
 use crate::backend::gpu::attention::{AttentionData, DeviceAttention};
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::matmul::is_few;
+use crate::backend::gpu::matvec::ProductOut;
 use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::ops::RopeShape;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
@@ -140,10 +141,8 @@ impl<'a> GpuPass<'a> {
         let Some(scale) = self.mixer_residual(l) else {
             return self.linear(output, acts, self.y());
         };
-        let dev = self.dev;
-        let (mat, bias) = (dev.weights.mat(&output.weight), dev.weights.bias(output));
-        let x = acts.view(mat.ty);
-        dev.ops.products.add_product(self.stream(), mat, x, bias, scale, self.x())
+        let (data, stride) = (self.x(), output.weight.rows);
+        self.product(output, acts, ProductOut { data, stride, scale: Some(scale) })
     }
 
     /// The factor of what the mixer of layer `l` adds to the residual stream, if its last

@@ -117,6 +117,8 @@ impl<'a> GpuPass<'a> {
         let (ranks, row) = (self.words(&m.compressed, n * rank), self.words(&m.k, n * w.head_dim));
         self.linear(&w.q_a, &acts, ranks)?;
         self.linear(&w.row, &acts, row)?;
+        // What is chosen does not depend on rounding.
+        let acts = acts.exact();
         for (i, made) in w.compressors.iter().enumerate() {
             for (linear, to) in [(&made.values, &c.values[i]), (&made.scores, &c.scores[i])] {
                 self.linear(linear, &acts, self.words(to, n * linear.weight.rows))?;
@@ -133,7 +135,7 @@ impl<'a> GpuPass<'a> {
         let types = [&w.q_b].into_iter().chain(second).map(|linear| linear.weight.ty);
         let acts = self.mixer_acts(types, RowShape { n, cols: rank }, ranks)?;
         if let Some(second) = second {
-            self.linear(second, &acts, self.words(&i.q, n * second.weight.rows))?;
+            self.linear(second, &acts.exact(), self.words(&i.q, n * second.weight.rows))?;
         }
         self.linear(&w.q_b, &acts, q)?;
         norm.rms_norm_heads(stream, q, vector(&w.ones), eps)

@@ -104,7 +104,8 @@ impl<'a> GpuPass<'a> {
     pub fn index_products(&self, w: &GpuBlockIndexer, acts: &GpuActs) -> Result<()> {
         let i = &self.layout().index;
         [(&w.q, &i.q), (&w.k, &i.k)].into_iter().try_for_each(|(linear, to)| {
-            self.linear(linear, acts, self.words(to, self.n() * linear.weight.rows))
+            // What is chosen does not depend on rounding.
+            self.linear(linear, &acts.exact(), self.words(to, self.n() * linear.weight.rows))
         })
     }
 

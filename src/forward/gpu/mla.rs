@@ -130,12 +130,14 @@ impl<'a> GpuPass<'a> {
         let i = &self.layout().index;
         let rows = |linear: &GpuLinear| self.n() * linear.weight.rows;
         if let Some(indexer) = indexer {
+            // What is chosen does not depend on rounding.
+            let acts = acts.exact();
             self.linear(&indexer.k, &acts, self.words(&i.k, rows(&indexer.k)))?;
             let weights = self.words(&i.weights, rows(&indexer.weights));
             self.linear(&indexer.weights, &acts, weights)?;
         }
         for scores in pool {
-            self.linear(scores, &acts, self.words(&i.scores, rows(scores)))?;
+            self.linear(scores, &acts.exact(), self.words(&i.scores, rows(scores)))?;
         }
         let GpuQuery::Compressed { a, norm, b } = &w.query else {
             return self.linear(first, &acts, q);
@@ -149,7 +151,7 @@ impl<'a> GpuPass<'a> {
         let shape = RowShape { n: self.n(), cols: b.weight.cols };
         let acts = self.mixer_acts(types, shape, compressed)?;
         if let Some(second) = second {
-            self.linear(second, &acts, self.words(&i.q, rows(second)))?;
+            self.linear(second, &acts.exact(), self.words(&i.q, rows(second)))?;
         }
         self.linear(b, &acts, q)
     }

@@ -12,6 +12,7 @@ use crate::backend::gpu::compress::Compress;
 use crate::backend::gpu::conv::Conv;
 use crate::backend::gpu::delta::Delta;
 use crate::backend::gpu::expert::Experts;
+use crate::backend::gpu::halves::Halves;
 use crate::backend::gpu::heads::Heads;
 use crate::backend::gpu::index::Index;
 use crate::backend::gpu::matmul::Products;
@@ -32,6 +33,7 @@ pub struct Ops {
     pub rows: Rows,
     pub quantize: Quantize,
     pub products: Products,
+    pub halves: Halves,
     pub heads: Heads,
     pub rope: Rope,
     pub store: CacheStore,
@@ -60,6 +62,7 @@ impl Ops {
             rows: Rows::load(gpu)?,
             quantize: Quantize::load(gpu)?,
             products: Products::load(gpu, types)?,
+            halves: Halves::load(gpu, types)?,
             heads: Heads::load(gpu, types)?,
             rope: Rope::load(gpu)?,
             store: CacheStore::load(gpu)?,

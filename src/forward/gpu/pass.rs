@@ -4,11 +4,11 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::expert::DeviceForm;
 use crate::backend::gpu::heads::DeviceHeadMats;
-use crate::backend::gpu::matvec::MAX_TOKENS;
+use crate::backend::gpu::matvec::{MAX_TOKENS, ProductOut};
 use crate::backend::gpu::rows::Columns;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
-use crate::forward::gpu::acts::{GpuActs, NormedRows, RowShape};
+use crate::forward::gpu::acts::{GpuActs, NormedRows, RowShape, note_half};
 use crate::forward::gpu::cache::GpuCache;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
@@ -345,7 +345,10 @@ impl<'a> GpuPass<'a> {
         l: usize,
         types: impl IntoIterator<Item = TensorType>,
     ) -> Result<GpuActs<'a>> {
-        self.normed_acts(&self.layer(l).norm, self.x(), types)
+        let mut halves = [false; 2];
+        let types = types.into_iter().inspect(|ty| note_half(&mut halves, *ty));
+        let acts = self.normed_acts(&self.layer(l).norm, self.x(), types)?;
+        self.with_halves(acts, halves, self.h(), self.slice(&self.layout().acts))
     }
 
     /// Stores the first `n` rows, which are in `h`, in the forms that matrices of `types` read.
@@ -398,14 +401,32 @@ impl<'a> GpuPass<'a> {
         x: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
         let memory = self.slice(&self.layout().mixer.acts);
-        GpuActs::fill(&self.dev.ops, self.stream(), types, shape, x, memory)
+        let mut halves = [false; 2];
+        let types = types.into_iter().inspect(|ty| note_half(&mut halves, *ty));
+        let acts = GpuActs::fill(&self.dev.ops, self.stream(), types, shape, x, memory)?;
+        self.with_halves(acts, halves, x, memory)
+    }
+
+    /// The same for tensor cores too, in passes whose rows are all of prompts: what a decoded row
+    /// is does not depend on those beside it.
+    fn with_halves(
+        &self,
+        acts: GpuActs<'a>,
+        types: [bool; 2],
+        x: DeviceSlice<'a>,
+        memory: DeviceSlice<'a>,
+    ) -> Result<GpuActs<'a>> {
+        let is_prompt = self.role == Role::Only && self.batch.decode_rows().is_empty();
+        if self.dev.is_exact || !is_prompt {
+            return Ok(acts);
+        }
+        acts.with_halves(&self.dev.ops, self.stream(), types, x, memory)
     }
 
     /// out [rows, weight.rows] = weight · acts + bias
     pub fn linear(&self, linear: &GpuLinear, acts: &GpuActs, out: DeviceSlice) -> Result<()> {
-        let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
-        let x = acts.view(mat.ty);
-        self.dev.ops.products.product(self.stream(), mat, x, bias, out, mat.rows)?;
+        let out_rows = ProductOut { data: out, stride: linear.weight.rows, scale: None };
+        self.product(linear, acts, out_rows)?;
         match linear.scale {
             1.0 => Ok(()),
             scale => self.dev.ops.rows.scale(self.stream(), out, scale),
@@ -420,17 +441,31 @@ impl<'a> GpuPass<'a> {
         out: Columns,
         free: DeviceSlice,
     ) -> Result<()> {
-        let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
         if linear.scale != 1.0 {
-            let (n, rows) = (self.n(), mat.rows);
+            let (n, rows) = (self.n(), linear.weight.rows);
             let product = free.slice(0..4 * n * rows);
             self.linear(linear, acts, product)?;
             let product = Columns::new(product, rows, 0);
             return self.dev.ops.rows.copy_columns(self.stream(), product, out, rows, n);
         }
         let Columns { data, stride, first } = out;
-        let (x, out) = (acts.view(mat.ty), data.slice(4 * first..data.len()));
-        self.dev.ops.products.product(self.stream(), mat, x, bias, out, stride)
+        let data = data.slice(4 * first..data.len());
+        self.product(linear, acts, ProductOut { data, stride, scale: None })
+    }
+
+    /// The product of a matrix with its bias, without its scale.
+    pub fn product(&self, linear: &GpuLinear, acts: &GpuActs, out: ProductOut) -> Result<()> {
+        let (ops, stream) = (&self.dev.ops, self.stream());
+        let (mat, bias) = (self.dev.weights.mat(&linear.weight), self.dev.weights.bias(linear));
+        if let Some(halves) = acts.halves(mat.ty) {
+            return ops.halves.product(stream, mat, halves, bias, out);
+        }
+        let (products, x, ProductOut { data, stride, scale }) =
+            (&ops.products, acts.view(mat.ty), out);
+        match scale {
+            None => products.product(stream, mat, x, bias, data, stride),
+            Some(scale) => products.add_product(stream, mat, x, bias, scale, data),
+        }
     }
 
     /// A product for each head: x [rows · heads, cols] → out [rows · heads, heads.rows].
@@ -442,10 +477,12 @@ impl<'a> GpuPass<'a> {
         out: DeviceSlice,
     ) -> Result<()> {
         let all = self.dev.weights.mat(&heads.all);
-        let acts = self.mixer_acts([all.ty], shape, x)?.view(all.ty);
+        let (ops, stream, memory) =
+            (&self.dev.ops, self.stream(), self.slice(&self.layout().mixer.acts));
+        let acts = GpuActs::fill(ops, stream, [all.ty], shape, x, memory)?.view(all.ty);
         let GpuHeads { n_heads, rows, first, step, .. } = *heads;
         let mats = DeviceHeadMats { all, n_heads, rows, first, step };
-        self.dev.ops.heads.launch(self.stream(), mats, acts, out)
+        ops.heads.launch(stream, mats, acts, out)
     }
 
     /// The context of the first device's experts on the stream of the layers.

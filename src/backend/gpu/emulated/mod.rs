@@ -111,7 +111,7 @@ impl Emulated {
             let info = DeviceInfo {
                 index,
                 name: "emulated".into(),
-                compute: Version::new(7, 5),
+                compute: Version::new(8, 0),
                 multiprocessors: 1,
                 clock_hz: 0,
                 memory_bytes: config.memory_bytes,
