@@ -55,16 +55,13 @@ pub fn tokens_at_once(hyper: &HyperParams, n_ubatch: usize, n_ctx: usize) -> usi
 }
 
 /// A tensor as it is on a device. Vectors, biases and what is added to scores by place are f32
-/// there; norms have biases, zeros where the file has none; and what experts add to their gates and
-/// ups lies there twice.
+/// there, and norms have biases, zeros where the file has none.
 fn device_bytes(tensor: &TensorInfo) -> u64 {
     let n: u64 = tensor.dims.iter().product();
     let name = &tensor.name;
-    let is_bias = name.ends_with(".bias");
-    let is_vector = n == tensor.dims[0] || is_bias || name.ends_with("_ape.weight");
+    let is_vector = n == tensor.dims[0] || name.ends_with(".bias") || name.ends_with("_ape.weight");
     let bytes = if is_vector { tensor.n_bytes.max(4 * n) } else { tensor.n_bytes };
-    let is_experts = is_bias && (name.contains("ffn_gate") || name.contains("ffn_up"));
-    let parts = if is_experts || name.ends_with("norm.weight") { 2 } else { 1 };
+    let parts = if name.ends_with("norm.weight") { 2 } else { 1 };
     parts * bytes.next_multiple_of(TENSOR_ALIGN)
 }
 

@@ -157,8 +157,7 @@ impl<'a> ExpertContext<'a> {
     ///
     /// # Safety
     /// As for `compute_pairs`. Also `starts` ascends to `n_pairs`, items have at most `max_pairs`
-    /// pairs, and `tokens` are rows of the
-    /// experts' input.
+    /// pairs, and `tokens` are rows of the experts' input.
     pub unsafe fn compute_grouped(
         &self,
         pairs: &GroupedPairs,
