@@ -13,6 +13,8 @@ __thread Run* run = nullptr;
 static const ShimKernel* all_kernels = nullptr;
 
 static constexpr size_t STACK_BYTES = 64 * 1024;
+// From stack to stack. Not a power of two, or their tops would share a few sets of the cache.
+static constexpr size_t STACK_STRIDE = STACK_BYTES + 5 * 64;
 // Lowest words of a stack: a thread that used more than there is has most likely met them.
 static constexpr u64 CANARY = 0x6d6f65626163616eull;
 static constexpr u32 CANARIES = 16;
@@ -131,30 +133,42 @@ static Order order_of(u32 n, u32 seed) {
     return Order{n, step, seed / 7 % n};
 }
 
+// There is space below the first stack, as below the others, so that an overflow is caught.
+static u8* stack_of(const Run* owner, u32 t) { return owner->stacks + (t + 2) * STACK_STRIDE; }
+
 static void begin_thread(u32 t) {
     Thread& thread = run->threads[t];
-    // There is space below the first stack, as below the others, so that an overflow is caught when
-    // the thread next waits.
-    u8* stack = run->stacks + (t + 2) * STACK_BYTES;
-    thread.stack_end = reinterpret_cast<u64*>(stack);
-    // Stacks lie a power of two apart; without this their tops would share a few sets of the cache.
-    size_t size = STACK_BYTES - t % 16 * 256;
-    fiber_start(&thread.fiber, stack, size, thread_main);
-#if !defined(__x86_64__) && !defined(__aarch64__)
-    // The low end holds the context.
-    thread.stack_end = nullptr;
-#endif
-    for (u32 i = 0; thread.stack_end && i < CANARIES; i++) thread.stack_end[i] = CANARY;
+    thread.stack = stack_of(run, t);
+    fiber_start(&thread.fiber, thread.stack, STACK_BYTES, thread_main);
     thread.state = State::Ready;
     thread.n_copies = thread.group = 0;
 }
 
+#if defined(__x86_64__) || defined(__aarch64__)
+static void set_canaries(const Run* owner) {
+    for (u32 t = 0; t < MAX_THREADS; t++) {
+        u64* words = reinterpret_cast<u64*>(stack_of(owner, t));
+        for (u32 i = 0; i < CANARIES; i++) words[i] = CANARY;
+    }
+}
+
+// The canaries lie far from all else that a thread uses, so they are read where it matters: at the
+// thread's end, and while it is in the lower half of its stack.
 static bool overflowed(const Thread& thread) {
-    for (u32 i = 0; thread.stack_end && i < CANARIES; i++) {
-        if (thread.stack_end[i] != CANARY) return true;
+    if (thread.state != State::Done && thread.fiber.top > thread.stack + STACK_BYTES / 2) {
+        return false;
+    }
+    const u64* words = reinterpret_cast<const u64*>(thread.stack);
+    for (u32 i = 0; i < CANARIES; i++) {
+        if (words[i] != CANARY) return true;
     }
     return false;
 }
+#else
+// The low end holds the context.
+static void set_canaries(const Run*) {}
+static bool overflowed(const Thread&) { return false; }
+#endif
 
 static void report_stuck() {
     u32 at_block = 0, at_warp = 0;
@@ -196,6 +210,7 @@ static void run_block(ShimDim3 block) {
             fiber_switch(&run->scheduler, &thread.fiber);
             if (overflowed(thread)) {
                 fail_here("needs more stack than %zu bytes", STACK_BYTES);
+                set_canaries(run);
             }
         }
         if (!moved && !run->failed) report_stuck();
@@ -239,7 +254,7 @@ static void free_run(Run* old) {
 static Run* make_run() {
     Run* made = static_cast<Run*>(calloc(1, sizeof(Run)));
     if (!made) return nullptr;
-    made->stacks = static_cast<u8*>(malloc((MAX_THREADS + 2) * STACK_BYTES));
+    made->stacks = static_cast<u8*>(malloc((MAX_THREADS + 2) * STACK_STRIDE));
     made->shared_room = 256 * 1024;
     made->shared_bytes = static_cast<u8*>(aligned_alloc(1024, made->shared_room));
     made->shared_shadow = static_cast<u8*>(malloc(made->shared_room));
@@ -247,6 +262,7 @@ static Run* make_run() {
     made->readers = static_cast<u64*>(calloc(made->shared_room, sizeof(u64)));
     if (made->stacks && made->shared_bytes && made->shared_shadow && made->writers &&
         made->readers) {
+        set_canaries(made);
         return made;
     }
     free_run(made);

@@ -31,8 +31,8 @@ struct Thread {
     Fiber fiber;
     u32 index;
     State state;
-    // Lowest words of its stack, which hold CANARY unless the thread used more than there is.
-    u64* stack_end;
+    // The low end of its stack.
+    u8* stack;
     u32 n_copies;
     u32 group;
     Copy copies[MAX_COPIES];

@@ -425,12 +425,46 @@ impl Drop for Memory {
 
 /// Runs of bytes of `range` whose shadow has `bit`.
 fn marked(shadow: &[u8], range: Range<usize>, bit: u8) -> Vec<Range<usize>> {
+    const WORD: usize = size_of::<u64>();
+    let mask = u64::from_ne_bytes([bit; WORD]);
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for i in range.filter(|i| shadow[*i] & bit != 0) {
-        match runs.last_mut() {
-            Some(run) if run.end == i => run.end = i + 1,
-            _ => runs.push(i..i + 1),
+    let mut add = |start: usize, end: usize| match runs.last_mut() {
+        Some(run) if run.end == start => run.end = end,
+        _ => runs.push(start..end),
+    };
+    // Most words are marked as a whole or not at all.
+    for (i, word) in shadow[range.clone()].chunks(WORD).enumerate() {
+        let start = range.start + WORD * i;
+        match word.try_into().map(|word| u64::from_ne_bytes(word) & mask) {
+            Ok(0) => {}
+            Ok(all) if all == mask => add(start, start + WORD),
+            _ => {
+                let bytes = word.iter().enumerate().filter(|(_, byte)| **byte & bit != 0);
+                bytes.for_each(|(byte, _)| add(start + byte, start + byte + 1));
+            }
         }
     }
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_marked_bytes_end_anywhere() {
+        for (start, end) in [(0, 0), (3, 4), (5, 29), (8, 24), (0, 64), (13, 58)] {
+            for range in [0..64, start..64, 0..end, start..end] {
+                let mut shadow = vec![WRITTEN; 64];
+                shadow[start..end].fill(WRITTEN | READ_NOW);
+                let found = marked(&shadow, range.clone(), READ_NOW);
+                let both = range.start.max(start)..range.end.min(end);
+                let expected = if both.is_empty() { vec![] } else { vec![both] };
+                assert_eq!(found, expected, "{start}..{end} within {range:?}");
+            }
+        }
+        let mut shadow = vec![0; 24];
+        [1, 2, 7, 8, 20].iter().for_each(|i| shadow[*i] = WRITTEN_NOW);
+        assert_eq!(marked(&shadow, 0..24, WRITTEN_NOW), [1..3, 7..9, 20..21]);
+    }
 }
