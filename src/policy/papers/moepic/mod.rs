@@ -45,7 +45,7 @@ const FIRST_THETA: f64 = 0.5;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoepicOptions {
-    /// τ: decode tokens from one plan to the next.
+    /// τ: decode tokens from one plan to the next, once there have been some.
     pub tau: u64,
     /// ζ: what moves between layers at a time, as a part of the tier, in (0, 1).
     pub zeta: f64,
@@ -56,6 +56,10 @@ pub struct MoepicOptions {
 impl MoepicOptions {
     /// The paper has 5,000, more than most processes generate.
     pub const TAU: u64 = 200;
+
+    /// Decode tokens before the first plan from statistics, if τ is not less. From then on they
+    /// double from plan to plan, up to τ.
+    const FIRST_GAP: u64 = 50;
 }
 
 impl Default for MoepicOptions {
@@ -66,9 +70,9 @@ impl Default for MoepicOptions {
 }
 
 /// Plans at once when it is asked for the first time: as Algorithm 1 begins, with equal shares and
-/// θ = ½, or from restored statistics if they are of enough tokens. Then every τ decode tokens,
-/// from the division that it has to a better one. A plan halves all counts, so that a workload of
-/// n plans ago weighs 2⁻ⁿ.
+/// θ = ½, or from restored statistics if they are of enough tokens. Then after 50 decode tokens,
+/// after 100 more, and so on up to every τ, from the division that it has to a better one. A plan
+/// halves all counts, so that a workload of n plans ago weighs 2⁻ⁿ.
 ///
 /// As θ is a number of granules, ½ is the nearest that there is, and 1 for experts of one granule.
 #[derive(Clone, Debug)]
@@ -76,8 +80,9 @@ pub struct Moepic {
     shape: Shape,
     options: MoepicOptions,
     stats: Stats,
-    /// Decode tokens since the last plan from statistics.
+    /// Decode tokens since the last plan from statistics, and those after which the next one comes.
     tokens: u64,
+    gap: u64,
     /// Statistics are an earlier run's, and no plan has been made from them in this one.
     restored: bool,
     /// The plan in force.
@@ -92,6 +97,7 @@ impl Moepic {
         assert!(shape.n_granules.len() == n && shape.class.len() == n, "a shape without a tier");
         Moepic {
             shape: shape.clone(),
+            gap: options.tau.min(MoepicOptions::FIRST_GAP),
             options,
             stats: Stats::new(shape),
             tokens: 0,
@@ -122,8 +128,8 @@ impl Moepic {
     /// Whether there is enough to plan from.
     fn has_enough(&self) -> bool {
         // A plan leaves half of what it was made from.
-        let warm = self.restored && u64::from(self.stats.tokens()) >= self.options.tau / 2;
-        self.options.fixed_theta.is_none() && (warm || self.tokens >= self.options.tau)
+        let warm = self.restored && u64::from(self.stats.tokens()) >= self.gap / 2;
+        self.options.fixed_theta.is_none() && (warm || self.tokens >= self.gap)
     }
 
     /// Algorithm 1's lines 8 to 10.
@@ -135,8 +141,9 @@ impl Moepic {
         let exposure = Exposure::new(&self.shape, &self.stats, costs);
         let (n_slots, keep) = allocate::allocate(&exposure, &self.shape, self.options.zeta, now);
         self.restored = false;
-        if self.tokens >= self.options.tau {
+        if self.tokens >= self.gap {
             self.tokens = 0;
+            self.gap = (2 * self.gap).min(self.options.tau);
             self.stats.forget_half();
         }
         shares(n_slots, keep)

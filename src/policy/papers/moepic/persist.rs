@@ -42,6 +42,10 @@ impl Moepic {
             layer.all_mut().for_each(|count| *count = next());
             check(layer, shape.k).map_err(|what| format!("its layer {l} has {what}"))?;
         }
+        // A plan of τ tokens has left half of them.
+        if u64::from(moepic.stats.tokens()) >= moepic.options.tau / 2 {
+            moepic.gap = moepic.options.tau;
+        }
         Ok(moepic)
     }
 }

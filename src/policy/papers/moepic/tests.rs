@@ -255,6 +255,19 @@ fn plans_come_at_the_start_and_every_tau_tokens() {
     assert_eq!((moepic.tokens, moepic.stats.tokens()), (0, 7));
 }
 
+#[test]
+fn the_first_plans_come_sooner() {
+    let mut moepic = Moepic::new(&shape(), MoepicOptions { tau: 300, ..Default::default() });
+    moepic.plan(&COSTS).unwrap();
+    for gap in [50, 100, 200, 300, 300] {
+        pass(&mut moepic, gap - 1);
+        assert!(!moepic.is_due());
+        pass(&mut moepic, 1);
+        assert!(moepic.is_due(), "after {gap} tokens");
+        moepic.plan(&COSTS);
+    }
+}
+
 /// Statistics of enough tokens make the first plan; of fewer they go on growing over runs.
 #[test]
 fn a_restored_configurator_starts_with_what_it_knows() {
