@@ -1,9 +1,8 @@
 //! `auto`: prefetch only where it pays. All candidates, one of which predicts nothing, learn from
-//! the first token on; one of them predicts, and is kept while no other takes less time per token,
-//! computation of experts left out (`judge`). Another one may tell the eviction what it expects.
-//! After some hundred tokens those that are not used learn from a part of them (`attention`).
-//! Candidates that are slow learn and predict beside the layer loop. The choice is kept in the
-//! profile (`persist`).
+//! the first token on; one of them predicts, and is kept while no other takes less time per token
+//! (`judge`). Another one may tell the eviction what it expects. After some hundred tokens those
+//! that are not used learn from a part of them (`attention`). Candidates that are slow learn and
+//! predict beside the layer loop. The choice is kept in the profile (`persist`).
 
 mod attention;
 mod judge;
@@ -125,8 +124,8 @@ impl Predictor for Auto {
             }
         }
         if let Event::IterationEnd { phase: Phase::Decode, timing, .. } = event {
-            // Waiting for experts, attention, and the policy's own cost to the layer loop.
-            self.judge.count(timing.wall_ns.saturating_sub(timing.experts_ns + timing.head_ns));
+            // All of it: what a candidate costs beside the layer loop takes time from the experts.
+            self.judge.count(timing.wall_ns);
         }
     }
 
@@ -199,8 +198,7 @@ impl Predictor for Auto {
         }
         let (ms, others) = (self.judge.kept_ns() / 1e6, others.join(", "));
         Some(format!(
-            "auto keeps {name}: {ms:.3} ms/token beside the experts; \
-             the others take so many times as long: {others}"
+            "auto keeps {name}: {ms:.3} ms/token; the others take so many times as long: {others}"
         ))
     }
 }

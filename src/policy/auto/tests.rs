@@ -54,7 +54,7 @@ fn name(auto: &Auto, mode: usize) -> &str {
 fn run(auto: &mut Auto, n_steps: u32, cost: impl Fn(&str) -> u64) {
     for _ in 0..n_steps {
         let stall_ns = cost(name(auto, auto.judge.active()));
-        let timing = Timing { wall_ns: stall_ns + 50, stall_ns, experts_ns: 40, head_ns: 10 };
+        let timing = Timing { wall_ns: stall_ns, stall_ns, ..Timing::default() };
         auto.observe(&Event::IterationEnd { request: 0, phase: Phase::Decode, timing });
     }
 }
