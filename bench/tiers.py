@@ -27,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HEAD_ROOM = 200 << 20
 DEPTH = 32
+# A third of it is a round. A group's limit lets a short burst pass that is faster.
+DISK_SECONDS = 9
 
 
 class Group:
@@ -124,7 +126,7 @@ def disk_rate(args, group, n_bytes):
     """GB/s of random direct reads of this length, 32 deep."""
     n_bytes = max(4096, n_bytes // 4096 * 4096)
     out = group.run([disk_bench(), args.model, "--size", n_bytes, "--depth", DEPTH, "--io",
-                     args.io], args.timeout)
+                     args.io, "--seconds", DISK_SECONDS], args.timeout)
     return float(re.findall(r"\d+\.\d+", out)[-1])
 
 

@@ -32,7 +32,7 @@ pub use runtime::{PolicyClient, TierRuntime};
 pub use store::{ExpertStore, HostMemory, ReadyGranule};
 pub use tier::state::State;
 pub use tier::{
-    ClassPlan, ExpertStatus, LayerPlan, Layout, LinkRate, Presence, Progress, TierPlan,
+    ClassPlan, ExpertStatus, LayerPlan, Layout, LinkMeter, Presence, Progress, TierPlan,
     UpperResidency,
 };
 

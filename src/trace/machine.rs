@@ -5,7 +5,7 @@
 use super::costs::LinkCosts;
 use super::link::Link;
 use super::predictor::TimedPredictor;
-use crate::experts::{Acquisition, Counters, LinkRate, Progress, State};
+use crate::experts::{Acquisition, Counters, LinkMeter, Progress, State};
 use crate::policy::{Costs, Event, PrefetchPlanner, Splitter, Wants, is_time_to_split};
 
 /// How the link gets on.
@@ -30,8 +30,8 @@ pub struct Machine {
     /// Costs for splitter and planner.
     timer: Costs,
     link: Link,
-    /// The measure of what an idle link needs in flight, the engine's own.
-    rate: LinkRate,
+    /// The measures of the link, the engine's own.
+    meter: LinkMeter,
     mode: Mode,
     /// ns since the start.
     now: u64,
@@ -46,12 +46,12 @@ impl Machine {
     ) -> Machine {
         let (splitter, planner, timer) = (None, None, Costs::default());
         let (link, is_prompt, now) = (Link::new(link), false, 0);
-        let rate = LinkRate::new(state.granule_bytes());
+        let meter = LinkMeter::new(&state);
         // As in the engine. Free room is not filled, as traces begin with requests that do.
         if mode == Mode::Timed {
             state.swap_when_idle();
         }
-        Machine { state, predictor, splitter, planner, is_prompt, timer, link, rate, mode, now }
+        Machine { state, predictor, splitter, planner, is_prompt, timer, link, meter, mode, now }
     }
 
     pub fn with_planner(self, planner: Option<PrefetchPlanner>) -> Machine {
@@ -211,8 +211,7 @@ impl Machine {
         self.now = at;
         if self.link.next_end() == Some(at) {
             let number = self.link.end();
-            self.rate.ended(at, self.state.ticket(number).piece.len as u64);
-            self.state.set_prefetch_granules(self.rate.n_granules());
+            self.meter.ended(at, number, &mut self.state);
             self.state.end_read(number, Ok(()));
         } else {
             self.take_answers();
@@ -224,7 +223,7 @@ impl Machine {
         while self.mode == Mode::Timed && self.link.has_room() {
             let Some(number) = self.state.start_read() else { return };
             let bytes = self.state.ticket(number).piece.len;
-            self.rate.started(self.now, bytes as u64);
+            self.meter.started(self.now, number, &self.state);
             self.link.start(number, bytes, self.now);
         }
     }

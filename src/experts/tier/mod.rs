@@ -9,6 +9,8 @@
 //! by the mutex alone.
 
 pub(super) mod class;
+pub(super) mod link_meter;
+pub(super) mod link_price;
 pub(super) mod link_rate;
 pub(super) mod load;
 pub(super) mod queue;
@@ -19,7 +21,7 @@ pub(super) mod status;
 pub(super) mod upper;
 
 pub use class::ClassPlan;
-pub use link_rate::LinkRate;
+pub use link_meter::LinkMeter;
 pub use load::Fault;
 pub use residency::LayerPlan;
 pub use state::{Layout, Progress, Ticket, TierPlan};
@@ -53,8 +55,8 @@ struct Shared {
     links_waiting: usize,
     /// The time since which reads have been in flight.
     busy_since: Option<Instant>,
-    /// The measure of what an idle link needs in flight, and the start of its clock.
-    rate: LinkRate,
+    /// The measures of the link, and the start of their clock.
+    meter: LinkMeter,
     start: Instant,
 }
 
@@ -78,7 +80,7 @@ pub struct Tier {
 impl Tier {
     pub fn new(plan: TierPlan, layout: Box<dyn Layout>, eviction: Box<dyn Eviction>) -> Tier {
         let state = State::new(plan, layout, eviction);
-        let rate = LinkRate::new(state.granule_bytes());
+        let meter = LinkMeter::new(&state);
         Tier {
             shared: Mutex::new(Shared {
                 state,
@@ -86,7 +88,7 @@ impl Tier {
                 works_waiting: 0,
                 links_waiting: 0,
                 busy_since: None,
-                rate,
+                meter,
                 start: Instant::now(),
             }),
             landed: Condvar::new(),
@@ -296,9 +298,9 @@ impl Tier {
             }
             for _ in 0..max {
                 let Some(number) = shared.state.start_read() else { break };
-                let (now, ticket) = (shared.now_ns(), shared.state.ticket(number).clone());
-                shared.rate.started(now, ticket.piece.len as u64);
-                out.push((number, ticket));
+                let (now, Shared { state, meter, .. }) = (shared.now_ns(), &mut *shared);
+                meter.started(now, number, state);
+                out.push((number, state.ticket(number).clone()));
             }
             if !out.is_empty() {
                 shared.busy_since.get_or_insert_with(Instant::now);
@@ -324,11 +326,9 @@ impl Tier {
 
     pub fn end_read(&self, number: u32, result: Result<(), Fault>) {
         let mut shared = self.lock();
-        let (now, bytes) = (shared.now_ns(), shared.state.ticket(number).piece.len as u64);
-        shared.rate.ended(now, bytes);
-        let n_granules = shared.rate.n_granules();
-        shared.state.set_prefetch_granules(n_granules);
-        shared.state.end_read(number, result);
+        let (now, Shared { state, meter, .. }) = (shared.now_ns(), &mut *shared);
+        meter.ended(now, number, state);
+        state.end_read(number, result);
         if !shared.state.is_reading() {
             let busy = shared.busy_since.take().map_or(Duration::ZERO, |since| since.elapsed());
             shared.state.counters.busy_ns += busy.as_nanos() as u64;

@@ -128,6 +128,11 @@ impl TransferQueue {
         }
     }
 
+    /// Whether reads of demand are left to start.
+    pub fn has_demand(&self) -> bool {
+        !self.demand.is_empty()
+    }
+
     /// Prefetch on its way, in granules: what a demand load that comes now waits for.
     pub fn prefetch_granules(&self) -> f64 {
         self.prefetch_bytes as f64 / self.granule_bytes as f64

@@ -116,6 +116,10 @@ impl State {
             Cause::Demand => Claim::DEMAND,
             Cause::Prefetch => self.prefetch_claim(e, priority),
         };
+        if claim.worth.is_some_and(|worth| worth < 0.0) {
+            // Where idle time is not free, it costs demand more than it is expected to save.
+            return None;
+        }
         self.make_transit_room(e, n - n_working, claim).then_some(n_working)
     }
 

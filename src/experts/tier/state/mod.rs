@@ -147,6 +147,10 @@ pub struct State {
     filling: Filling,
     /// The experts that an idle link may bring in the place of others.
     swapping: Swapping,
+    /// What a byte of prefetch takes from demand, from 0 to 1.
+    prefetch_price: f64,
+    /// The last layer that was acquired has rows of a prompt.
+    is_prompt: bool,
     /// Layers whose whole experts are pinned for a device.
     pinned_layers: Vec<PinnedLayer>,
     /// The experts that the tier above holds whole, and the same report of this tier to the one
@@ -187,6 +191,8 @@ impl State {
             layer_prefetch: LayerPrefetch::default(),
             n_lacking_slots: 0,
             filling: Filling::default(),
+            prefetch_price: 0.0,
+            is_prompt: false,
             swapping: Swapping::new(plan.layers.len()),
             pinned_layers: Vec::new(),
             upper: Arc::new(UpperResidency::new(&plan.layers)),
@@ -238,6 +244,9 @@ impl State {
         for i in 0..work.wanted.len() {
             let e = self.index(work.layer, work.wanted[i].expert);
             self.pin(e);
+        }
+        if work.access.has_prompt() || work.access.has_decode() {
+            self.is_prompt = work.access.has_prompt();
         }
         if work.access.has_prompt() {
             self.on_prompt_layer(work.layer, &work.later);
@@ -469,6 +478,21 @@ impl State {
     /// So many granules of prefetch may be in flight together.
     pub fn set_prefetch_granules(&mut self, n: u64) {
         self.queue.set_prefetch_granules(n);
+    }
+
+    /// What a byte of prefetch takes from demand, from 0 to 1; see `LinkPrice`.
+    pub fn set_prefetch_price(&mut self, price: f64) {
+        self.prefetch_price = price;
+    }
+
+    /// Whether the last layer that was acquired has rows of a prompt.
+    pub fn is_prompt(&self) -> bool {
+        self.is_prompt
+    }
+
+    /// Whether reads of demand are left to start.
+    pub fn has_demand(&self) -> bool {
+        self.queue.has_demand()
     }
 
     /// The next read, now started: its ticket's number.

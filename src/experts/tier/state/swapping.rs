@@ -128,7 +128,11 @@ impl State {
         }
         // The expert's own granules must not be what makes the room.
         self.table.get_mut(e).pins += 1;
-        let has_room = self.make_transit_room(e, n, Claim::by_worth(worth - MARGIN));
+        // On a link whose idle time is not free, a swap must be worth the load that it is.
+        let margin = MARGIN.max(self.prefetch_price);
+        let is_worth_load = worth >= self.prefetch_price;
+        let has_room =
+            is_worth_load && self.make_transit_room(e, n, Claim::by_worth(worth - margin));
         self.table.get_mut(e).pins -= 1;
         if has_room {
             let room = Room { n_working: 0, n_transit: n };

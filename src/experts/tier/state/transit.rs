@@ -26,11 +26,13 @@ impl Claim {
 
 impl State {
     /// The claim of a prefetch. Where the eviction knows what the expert is worth, it does not take
-    /// the room of one that is worth more: p · gain, in the unit of the eviction's priority.
+    /// the room of one that is worth more: p · gain, in the unit of the eviction's priority, less
+    /// the price of the load. Below 0 it is not worth the load.
     pub(super) fn prefetch_claim(&self, e: u32, urgency: f32) -> Claim {
         let is_certain = urgency == f32::INFINITY;
         let worth = self.eviction.expected_priority(self.table.get(e).id);
-        Claim { urgency: Some(urgency), worth: worth.filter(|_| !is_certain) }
+        let worth = worth.filter(|_| !is_certain).map(|worth| worth - self.prefetch_price);
+        Claim { urgency: Some(urgency), worth }
     }
 
     /// Room for `n` more granules of an expert in transit. False, and nothing has left, if there is

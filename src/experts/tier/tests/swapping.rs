@@ -58,6 +58,30 @@ fn nothing_comes_that_is_worth_hardly_more() {
     assert!(world.state.is_idle());
 }
 
+/// Where the link's idle time is not free, only what is worth its load comes: swapped in, and
+/// predicted.
+#[test]
+fn what_is_not_worth_its_load_stays_away() {
+    for (price, comes) in [(0.5, true), (0.95, false)] {
+        let mut world = world("scan-resistant");
+        world.state.set_prefetch_price(price);
+        expect(&mut world, [0.0, 0.0, 0.0, 0.0, 0.0, 0.9]);
+        let before = reads(&world);
+        world.load_all();
+        assert_eq!(reads(&world) > before, comes, "a swap at {price}");
+        if !comes {
+            world.predict(&[predicted(3, 5, 0.9)]);
+            world.load_all();
+            assert_eq!(reads(&world), before, "a prefetch at {price}");
+            // And when loads are free again it comes.
+            world.state.set_prefetch_price(0.0);
+            world.predict(&[predicted(3, 5, 0.9)]);
+            world.load_all();
+            assert!(reads(&world) > before);
+        }
+    }
+}
+
 #[test]
 fn demand_goes_before_a_swap_and_waits_for_one_granule_of_it() {
     let mut world = world("scan-resistant");
