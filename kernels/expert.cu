@@ -216,11 +216,11 @@ FOR_EACH_FLOAT(EXPERT)
 struct ScalePairsParams {
     // Products of a granule's rows: [pairs, stride], of which the first `rows` columns.
     Address<float> x;
-    // [items]: the granule of each, 0 if it was not multiplied
+    // [items, n_granules]: the granule of each, 0 if it was not multiplied
     Address<const u64> granules;
-    // [items + 1]: the pairs of each
+    // [items + 1]: the pairs of each. Null for one item, which has n_pairs.
     Address<const u32> starts;
-    // [items]
+    // [items]. Null if they are the experts with their numbers.
     Address<const u32> experts;
     // [experts]
     Address<const float> scales;
@@ -229,20 +229,24 @@ struct ScalePairsParams {
     u32 rows;
     u32 stride;
     u32 bias_stride;
+    u32 n_granules;
+    u32 n_pairs;
     u32 unused;
 };
-static_assert(sizeof(ScalePairsParams) == 64);
+static_assert(sizeof(ScalePairsParams) == 72);
 
 // blockIdx.y is an item, whose pairs lie side by side.
 KERNEL(scale_pairs, THREADS, ScalePairsParams) {
     u32 row = blockIdx.x * blockDim.x + threadIdx.x, item = blockIdx.y;
-    if (row >= p.rows || p.granules[item] == 0) return;
+    if (row >= p.rows || p.granules[static_cast<u64>(item) * p.n_granules] == 0) return;
     Global<float> x = p.x;
-    u32 expert = p.experts[item], end = p.starts[item + 1];
+    Global<const u32> starts = p.starts;
+    u32 expert = p.experts ? p.experts[item] : item;
+    u32 first = starts ? starts[item] : 0, end = starts ? starts[item + 1] : p.n_pairs;
     float scale = p.scales[expert];
     bool is_biased = static_cast<bool>(p.bias);
     float bias = is_biased ? p.bias[static_cast<u64>(expert) * p.bias_stride + row] : 0.0f;
-    for (u32 pair = p.starts[item]; pair < end; pair++) {
+    for (u32 pair = first; pair < end; pair++) {
         u64 at = static_cast<u64>(pair) * p.stride + row;
         float product = x[at] * scale;
         x[at] = is_biased ? product + bias : product;

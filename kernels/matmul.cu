@@ -34,7 +34,7 @@ static constexpr u32 ROWS = 64;
 struct MatmulParams {
     // One matrix [n_rows, n_cols] of blocks without gaps. Null where `matrices` is not.
     Address<const u8> weights;
-    // [granules, items]: the address of each granule, of which the matrix's rows begin at byte
+    // [items, n_granules]: the address of each granule, of which the matrix's rows begin at byte
     // `matrix_at`. A granule with address 0 is left out. Null where one matrix is multiplied.
     Address<const u64> matrices;
     u64 matrix_at;
@@ -47,10 +47,10 @@ struct MatmulParams {
     u32 first_col;
     // The record of each token of the items. Null if the records are in the order of the items.
     Address<const u32> tokens;
-    // [items + 1]: item i has tokens starts[i] … starts[i + 1]. Null for one matrix, which has
-    // n_tokens.
-    Address<const u32> starts;
-    // [items]: the row of `bias` that an item adds. Null for one matrix.
+    // [blocks along y, 4]: the item of a tile, its first token among those of all items, how many
+    // it has, and nothing. One without tokens is left out. Null for one item, which has n_tokens.
+    Address<const u32> tiles;
+    // [items]: the row of `bias` that an item adds. Null if it is that of its number.
     Address<const u32> experts;
     // [experts, bias_stride] or null
     Address<const float> bias;
@@ -63,17 +63,24 @@ struct MatmulParams {
     u32 bias_stride;
     // Rows of a granule but the last: a multiple of ROWS if there are several granules.
     u32 granule_rows;
-    u32 unused;
+    u32 n_granules;
 };
 static_assert(sizeof(MatmulParams) == 112);
 
+// A tile's place, which the multiplying loop does not use.
+struct Place {
+    // Row 0 of its item's matrix, if that began in the tile's granule.
+    Global<const u8> weights;
+    // The first token, and the row of `bias`.
+    u32 first, bias_row;
+};
+
 // The tile that a block of threads computes.
 struct Product {
-    Global<const u8> weights;
     u32 n_rows, n_cols;
     Shared<const Tokens> x;
-    // The tile's.
-    u32 first_row, first_token;
+    Shared<const Place> place;
+    u32 first_row;
 };
 
 // ---- units of 256
@@ -101,7 +108,8 @@ __device__ __forceinline__ void fill_wide(const WideTile& tile, const Product& p
     Part<4> w = {};
     float d = 0.0f, dmin = 0.0f;
     if (p.first_row + row < p.n_rows) {
-        Global<const u8> block = p.weights + (p.first_row + row) * row_bytes<F>(p.n_cols);
+        Place place = p.place[0];
+        Global<const u8> block = place.weights + (p.first_row + row) * row_bytes<F>(p.n_cols);
         block = block + static_cast<u64>(b) * F::BYTES;
         F::part(block, part, w);
         d = F::d(block, part);
@@ -124,13 +132,13 @@ __device__ __forceinline__ void fill_wide(const WideTile& tile, const Product& p
     }
     hold_loads();
     Tokens x = p.x[0];
-    fill_tokens<256, THREADS>(tile.tokens, x, p.first_token, WIDE_TOKENS, 256 * b, p.n_cols);
+    fill_tokens<256, THREADS>(tile.tokens, x, WIDE_TOKENS, 256 * b, p.n_cols);
     hold_loads();
     // Four threads a token, with four sums each.
     u32 t = threadIdx.x / 4, quarter = threadIdx.x % 4, high = 0, low = 0;
     float scale = 0.0f;
-    if (p.first_token + t < x.n) {
-        Acts<256> acts(x.records, x.cols, x.record(p.first_token + t), x.first_col + 256 * b);
+    if (t < x.n) {
+        Acts<256> acts(x.records, x.cols, x.record(t), x.first_col + 256 * b);
         scale = acts.scale(0);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -323,7 +331,8 @@ __device__ __forceinline__ void fill_narrow(const NarrowTile& tile, const Produc
         Part<F::CHUNKS> w = {};
         float d = 0.0f, dmin = 0.0f;
         if (p.first_row + row < p.n_rows && b < p.n_cols / F::UNIT) {
-            Global<const u8> block = p.weights + (p.first_row + row) * row_bytes<F>(p.n_cols);
+            Place place = p.place[0];
+            Global<const u8> block = place.weights + (p.first_row + row) * row_bytes<F>(p.n_cols);
             block = block + static_cast<u64>(b / (F::LEN / F::UNIT)) * F::BYTES;
             F::part(block, b % F::PARTS, w);
             d = F::d(block, b % F::PARTS);
@@ -337,9 +346,9 @@ __device__ __forceinline__ void fill_narrow(const NarrowTile& tile, const Produc
         if constexpr (F::MINS) tile.dmin[i] = dmin;
     }
     Tokens x = p.x[0];
-    fill_tokens<F::UNIT, THREADS>(tile.tokens, x, p.first_token, NARROW_TOKENS, col, p.n_cols);
+    fill_tokens<F::UNIT, THREADS>(tile.tokens, x, NARROW_TOKENS, col, p.n_cols);
     // Eight blocks of 32 a token: one each thread.
-    u32 t = p.first_token + threadIdx.x / 8, at = threadIdx.x % 8;
+    u32 t = threadIdx.x / 8, at = threadIdx.x % 8;
     float scale = 0.0f, sum = 0.0f;
     if (t < x.n && col + 32 * at < p.n_cols) {
         Acts<F::UNIT> acts(x.records, x.cols, x.record(t), x.first_col + col);
@@ -356,12 +365,8 @@ __device__ __forceinline__ void add_narrow_units(float (&sum)[8][NARROW_NS][4],
                                                  const NarrowTile& tile, u32 row, u32 token) {
     constexpr u32 UNITS = TILE_COLS / F::UNIT;
     u32 group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4 * 2;
-    // Units of sixteen take more registers on tensor cores that multiply quarters: four at once.
-#if __CUDA_ARCH__ >= 800
-    [[maybe_unused]] constexpr u32 AT_ONCE = 8;
-#else
+    // Eight units of sixteen at once would take more registers than there are.
     [[maybe_unused]] constexpr u32 AT_ONCE = F::UNIT / 4;
-#endif
 #pragma unroll AT_ONCE
     for (u32 j = 0; j < 8; j++) {
         hold_loads();
@@ -439,33 +444,38 @@ template <class F>
 __device__ __forceinline__ void matmul(const MatmulParams& params) {
     Global<const u64> matrices = params.matrices;
     Global<const u8> x = params.x;
-    Global<const u32> list = params.tokens, starts = params.starts, experts = params.experts;
+    Global<const u32> list = params.tokens, tiles = params.tiles, experts = params.experts;
     Global<const float> bias = params.bias;
     Global<float> out = params.out;
     u32 n_rows = params.n_rows, x_cols = params.x_cols, out_stride = params.out_stride;
     constexpr bool WIDE = F::UNIT == 256;
     constexpr u32 NS = WIDE ? WIDE_NS : NARROW_NS, TOKENS = WIDE ? WIDE_TOKENS : NARROW_TOKENS;
-    u32 item = blockIdx.z, first = starts ? starts[item] : 0;
-    u32 n = starts ? starts[item + 1] - first : params.n_tokens;
-    u32 first_row = blockIdx.x * ROWS, first_token = blockIdx.y * TOKENS;
-    Product p = {params.weights, n_rows, params.n_cols, nullptr, first_row, first_token};
+    u32 item = 0, first = blockIdx.y * TOKENS, n = min(TOKENS, params.n_tokens - first);
+    if (tiles) {
+        uint4 tile = as<const uint4>(tiles)[blockIdx.y];
+        item = tile.x, first = tile.y, n = tile.z;
+    }
+    if (stops<F>(n == 0)) return;
+    Global<const u8> weights = params.weights;
+    u32 first_row = blockIdx.x * ROWS;
     if (matrices) {
         u32 granule = first_row / params.granule_rows;
-        u64 address = matrices[granule * gridDim.z + item];
+        u64 address = matrices[static_cast<u64>(item) * params.n_granules + granule];
         if (stops<F>(address == 0)) return;
         // Row 0 would lie at this distance before it.
         i64 skipped = granule * params.granule_rows * row_bytes<F>(params.n_cols);
-        p.weights = global<const u8>(address + params.matrix_at) - skipped;
+        weights = global<const u8>(address + params.matrix_at) - skipped;
     }
-    if (stops<F>(p.first_token >= n)) return;
     SHARED(Tokens, tokens, 1);
+    SHARED(Place, place, 1);
     if (threadIdx.x == 0) {
         // Without a list an item's activations lie where its results do.
         u64 skipped = list ? 0 : first * static_cast<u64>(ActLayout<F::UNIT>(x_cols).bytes);
         tokens[0] = Tokens{x + skipped, x_cols, params.first_col, list ? list + first : list, n};
+        place[0] = Place{weights, first, experts ? experts[item] : item};
     }
     __syncthreads();
-    p.x = tokens;
+    Product p = {n_rows, params.n_cols, tokens, place, first_row};
     float result[NS][4];
     if constexpr (WIDE) {
         wide_product<F>(result, p);
@@ -473,16 +483,17 @@ __device__ __forceinline__ void matmul(const MatmulParams& params) {
         narrow_product<F>(result, p);
     }
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    u32 row = p.first_row + warp % 4 * 16 + lane / 4;
-    u32 token = p.first_token + warp / 4 * (TOKENS / 2) + lane % 4 * 2;
+    u32 row = first_row + warp % 4 * 16 + lane / 4;
+    u32 token = warp / 4 * (TOKENS / 2) + lane % 4 * 2;
+    Tokens of_tile = tokens[0];
+    Place at = place[0];
 #pragma unroll
     for (u32 i = 0; i < 4 * NS; i++) {
         u32 r = row + i % 4 / 2 * 8, t = token + i / 4 * 8 + i % 2;
-        if (r >= n_rows || t >= n) continue;
+        if (r >= n_rows || t >= of_tile.n) continue;
         float value = result[i / 4][i % 4];
-        u64 stride = params.bias_stride;
-        if (bias) value += bias[(experts ? experts[item] : 0) * stride + r];
-        Global<float> to = out + (static_cast<u64>(first + t) * out_stride + r);
+        if (bias) value += bias[static_cast<u64>(at.bias_row) * params.bias_stride + r];
+        Global<float> to = out + (static_cast<u64>(at.first + t) * out_stride + r);
         *to = params.accumulate ? *to + value : value;
     }
 }

@@ -508,8 +508,8 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "d44a38923eacb947e37bae4fb723e4428a74fd604a05569968dc8f846d04964e",
-        ptx: "eeed7bb3520d3616da6696961473a893869418d6e51203a2530ae7b5fa59056c",
+        digest: "9f70e5948eb51fd26929ec75c3a25ec96de2aaaaae4777da7324d6c4ac15b601",
+        ptx: "b9a7f7e655a4366188562a1b1cc08a1a658e0e2b4bc2fd3f5290d85cab6f9f04",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -572,33 +572,75 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "67e18b396b7ff293794068827ddcc91b8666c2df99e929a593668b068b4f3654",
+                sha256: "7e22c59f7411b7bb1f54f8c769b9b3b774e5f8d2a80a97536529c97d233cc81c",
                 lzma: include_bytes!("expert.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "35b82e97ccc12c024e3735f71b2bcce1cb0e8451d8f424192bb93cf201af9bd3",
+                sha256: "c62dd3d2f3ebf4ec5efa3745a8ea182ee2b7b793b5fc70d18ed93c33283498ce",
                 lzma: include_bytes!("expert.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "0466680ee88356b2b052d7121dde0dbb62dfef91f1fd26c4d872fd32ff5f2550",
+                sha256: "4c6877132cc2be685bb501bcf8b854a9232c08721ded598c733dd770f00ff2ba",
                 lzma: include_bytes!("expert.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "e76d65b6af4dda433fbecef203dc8e67d63cb6da328ecbadc4f0af9a13fa3aef",
+                sha256: "a8bc061568a84064f2be5d2fd61b4c47e42f078002681699e6e9ca08c46f62c2",
                 lzma: include_bytes!("expert.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "ba9fa87f3794c78c61a68681a86d7d2e6baa34cdee7cd4342e689b6d5832f791",
+                sha256: "a3b16f9abe0b6c3d0390f2ab55779a27524a27e194c5c2d3a24862e2d1242e50",
                 lzma: include_bytes!("expert.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "025e796396e91c5d9319bac825bd46381429c9c5f309f1d851978e4c860cd564",
+                sha256: "5247cc74e975266949707b8178ef5d8d69c39bc3525da0f02c293d39b5e9d194",
                 lzma: include_bytes!("expert.sm_120.cubin.lzma"),
+            },
+        ],
+    },
+    Module {
+        source: "group",
+        compute: 75,
+        digest: "873a2eb1ad05cd2ce8115e3ecf1941be2a1e1736235fd11a4dbb303b20f73f8c",
+        ptx: "11f0538471cb05e3862ef6d987f393e03fc31c811bc161528e84ed67f9e048f8",
+        kernels: &[
+            "group_pairs",
+        ],
+        lzma: include_bytes!("group.ptx.lzma"),
+        cubins: &[
+            Cubin {
+                compute: 75,
+                sha256: "810197e0e9ce5ec770d703d280051917cb60f07ef57e8303efec79416c438862",
+                lzma: include_bytes!("group.sm_75.cubin.lzma"),
+            },
+            Cubin {
+                compute: 80,
+                sha256: "52584f8f0d31f4013a27f3efd6603ff1043e44b3fa09b6d48591f9df3b899249",
+                lzma: include_bytes!("group.sm_80.cubin.lzma"),
+            },
+            Cubin {
+                compute: 86,
+                sha256: "e2e0ebeb14defdcdb6866098073dc37904b5f79176cc0fe6060a18f521e0400c",
+                lzma: include_bytes!("group.sm_86.cubin.lzma"),
+            },
+            Cubin {
+                compute: 90,
+                sha256: "42428377b058e80af67a2bca301762ac6002e220ae02edd696aa91c5eaa3568d",
+                lzma: include_bytes!("group.sm_90.cubin.lzma"),
+            },
+            Cubin {
+                compute: 100,
+                sha256: "4271ce8fc6bb01b6ebacb96df66098e49399d132333708712661db0e9ff953f8",
+                lzma: include_bytes!("group.sm_100.cubin.lzma"),
+            },
+            Cubin {
+                compute: 120,
+                sha256: "6d59ddd00650818c745367614b00e808ec1453388cfb9e6bc59b4f16c0d8c8dc",
+                lzma: include_bytes!("group.sm_120.cubin.lzma"),
             },
         ],
     },
@@ -774,8 +816,8 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "b35cd998768a40944ecd32c4795ca048c5fc1e29a11562ee0688bfaa0ad70592",
-        ptx: "a886c545f362a04ca43243f3f898251959e325413cf7e70e45c166decdeb74e2",
+        digest: "629dc0d3c3e903f4bfe06615fa2395c7c55719f0c1b87352c4c3b6ca292ec194",
+        ptx: "dc7fd030b9127e9b97b504a0534bd402d84823147112bcf7541db14a7e6da378",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -806,7 +848,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "88d020d16272844b03485f3f73cd15b38f7773f98ab8739c7ba4fa4f88867153",
+                sha256: "f1b8957c37185067627e757a32576183f26ab060cc1e5544b8f94354916f0438",
                 lzma: include_bytes!("matmul.sm_75.cubin.lzma"),
             },
         ],
@@ -814,8 +856,8 @@
     Module {
         source: "matmul",
         compute: 80,
-        digest: "b35cd998768a40944ecd32c4795ca048c5fc1e29a11562ee0688bfaa0ad70592",
-        ptx: "322f472954f47b248cebb0665dd20340abdc1e0c8b439162c249e49b986836c1",
+        digest: "629dc0d3c3e903f4bfe06615fa2395c7c55719f0c1b87352c4c3b6ca292ec194",
+        ptx: "e7c8dfaefd7cd365f0a6faa5f91e48c1a328b92db074b40e14ff8a22c732578e",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -846,27 +888,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "ec0c49b6b7f1da88b20f2398b9254f5cf9980a85e8f631a94f7f6f58487d8c33",
+                sha256: "3a2bd40b04ea01d53b626072bf4f08931b637ab94e42e7b0ae129dd33e9e9eb0",
                 lzma: include_bytes!("matmul.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "ebb957482c21c229e3a578b19cc15da9b246d569dc038bc653a9f2b28ac20842",
+                sha256: "10658f4d7532deb8d539e9e63883ed674cdf78fb035fb78e3370b4c1da5b4c9b",
                 lzma: include_bytes!("matmul.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "ec7990b401841a7ddf08b87286e1e58f224bd4b4ec9ed81f313e73812b59ffd8",
+                sha256: "63d37d0f03794833e13b6cfa9c42997cb900cb0f3e7b8eea95c5eab2f1d106d9",
                 lzma: include_bytes!("matmul.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "0a066d495288fc3cf249ad56bbe8063cf8a320e8b1698b382f3b31c46f1cdd40",
+                sha256: "8911d252273268e4d5719ddc987a6d57e53c71af62010adec351d5c88de21fb8",
                 lzma: include_bytes!("matmul.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "eb3aaf80e94e07f557d324c01fd3b6af9a7fa0b8fbe011527260b9a4b2a377b3",
+                sha256: "aff2d39574a5dbc13a2ab279c72d9b2ab34aeabc7866323e46aded0f401e642b",
                 lzma: include_bytes!("matmul.sm_120.cubin.lzma"),
             },
         ],

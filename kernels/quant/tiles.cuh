@@ -69,18 +69,18 @@ struct Tokens {
     __device__ __forceinline__ u32 record(u32 t) const { return list ? list[t] : t; }
 };
 
-// Values of the tokens from `first` on, `n_tokens` of them, and columns from `col` on; zeros where
-// there is no token or column.
+// Values of the first `n_tokens` tokens and of columns from `col` on; zeros where there is no token
+// or column.
 template <u32 UNIT, u32 THREADS>
-__device__ __forceinline__ void fill_tokens(Shared<u8> tile, const Tokens& x, u32 first,
-                                            u32 n_tokens, u32 col, u32 n_cols) {
+__device__ __forceinline__ void fill_tokens(Shared<u8> tile, const Tokens& x, u32 n_tokens, u32 col,
+                                            u32 n_cols) {
     constexpr u32 CHUNKS = TILE_COLS / 16;
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < n_tokens * CHUNKS; i += THREADS) {
         u32 t = i / CHUNKS, chunk = i % CHUNKS;
         u32 q[4] = {0, 0, 0, 0};
-        if (first + t < x.n && col + 16 * chunk < n_cols) {
-            Acts<UNIT> acts(x.records, x.cols, x.record(first + t), x.first_col + col);
+        if (t < x.n && col + 16 * chunk < n_cols) {
+            Acts<UNIT> acts(x.records, x.cols, x.record(t), x.first_col + col);
             int4 v = __ldg(as<const int4>(acts.values) + chunk);
             q[0] = v.x, q[1] = v.y, q[2] = v.z, q[3] = v.w;
         }

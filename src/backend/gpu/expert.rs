@@ -56,7 +56,7 @@ kernel_params! {
 }
 
 kernel_params! {
-    pub struct ScalePairsParams[64] {
+    pub struct ScalePairsParams[72] {
         x: DevicePtr,
         granules: DevicePtr,
         starts: DevicePtr,
@@ -66,6 +66,8 @@ kernel_params! {
         rows: u32,
         stride: u32,
         bias_stride: u32,
+        n_granules: u32,
+        n_pairs: u32,
         unused: u32,
     }
 }
@@ -218,11 +220,13 @@ pub struct Scaled<'a> {
     pub rows: usize,
     pub n_items: usize,
     pub n_pairs: usize,
-    /// u64 [items]: 0 where the granule was not multiplied
+    /// u64 [items, n_granules] from the granule's on: 0 where it was not multiplied
     pub granules: DeviceSlice<'a>,
-    /// u32 [items + 1] and [items]
-    pub starts: DeviceSlice<'a>,
-    pub experts: DeviceSlice<'a>,
+    pub n_granules: usize,
+    /// u32 [items + 1]; `None`: one item has all pairs.
+    pub starts: Option<DeviceSlice<'a>>,
+    /// u32 [items]; `None`: item i is expert i.
+    pub experts: Option<DeviceSlice<'a>>,
     /// f32 [experts]
     pub scales: DeviceSlice<'a>,
     /// f32 [experts, bias_stride], from the granule's first row on
@@ -370,8 +374,10 @@ impl Experts {
             return Ok(());
         }
         assert!(rows <= stride && x.holds::<f32>((n_pairs - 1) * stride + rows));
-        assert!(scaled.granules.holds::<u64>(n_items) && scaled.experts.holds::<u32>(n_items));
-        assert!(scaled.starts.holds::<u32>(n_items + 1));
+        assert!(scaled.granules.holds::<u64>((n_items - 1) * scaled.n_granules + 1));
+        assert!(scaled.experts.is_none_or(|experts| experts.holds::<u32>(n_items)));
+        assert!(scaled.starts.is_none_or(|starts| starts.holds::<u32>(n_items + 1)));
+        assert!(n_items == 1 || scaled.starts.is_some(), "the pairs of {n_items} items");
         let n_experts = scaled.scales.count::<f32>();
         let n_biases = (n_experts - 1) * scaled.bias_stride + rows;
         assert!(scaled.bias.is_none_or(|bias| bias.holds::<f32>(n_biases)));
@@ -385,6 +391,8 @@ impl Experts {
             rows: u32_of(rows),
             stride: u32_of(stride),
             bias_stride: u32_of(scaled.bias_stride),
+            n_granules: u32_of(scaled.n_granules),
+            n_pairs: u32_of(n_pairs),
             unused: 0,
         };
         let blocks = [params.rows.div_ceil(THREADS), u32_of(n_items), 1];

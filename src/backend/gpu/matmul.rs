@@ -13,10 +13,22 @@ const THREADS: u32 = 256;
 /// Rows of a tile, all of which are one granule's.
 const ROWS: u32 = 64;
 
-/// Tokens of a tile: blocks below 256 need eight sums for each output, which leaves registers for
-/// half as many.
-fn tile_tokens(ty: TensorType) -> usize {
-    if ty.block_len() == 256 { 64 } else { 32 }
+/// Tokens of a tile, by [`tile_kind`].
+pub const TILE_TOKENS: [usize; 2] = [64, 32];
+
+/// Words of a tile in a list: its item, its first pair, how many it has, and nothing.
+pub const TILE_WORDS: usize = 4;
+
+/// Blocks below 256 need eight sums for each output, which leaves registers for half as many
+/// tokens.
+pub fn tile_kind(ty: TensorType) -> usize {
+    usize::from(ty.block_len() != 256)
+}
+
+/// The most tiles of `n_pairs` pairs of up to `n_items` items: a tile that is not full is its
+/// item's last.
+pub fn max_tiles(n_pairs: usize, n_items: usize, tokens: usize) -> usize {
+    (n_pairs + n_items.min(n_pairs) * (tokens - 1)) / tokens
 }
 
 kernel_params! {
@@ -30,7 +42,7 @@ kernel_params! {
         x_cols: u32,
         first_col: u32,
         tokens: DevicePtr,
-        starts: DevicePtr,
+        tiles: DevicePtr,
         experts: DevicePtr,
         bias: DevicePtr,
         out: DevicePtr,
@@ -39,7 +51,7 @@ kernel_params! {
         out_stride: u32,
         bias_stride: u32,
         granule_rows: u32,
-        unused: u32,
+        n_granules: u32,
     }
 }
 
@@ -60,16 +72,19 @@ pub struct Groups<'a> {
     /// Rows of a granule but the last.
     pub granule_rows: usize,
     pub n_items: usize,
-    /// u64 [granules, items]: the address of each granule; 0 leaves it out.
+    /// Pairs of all items.
+    pub n_pairs: usize,
+    /// u64 [items, n_granules] from the first granule's on: the address of each; 0 leaves it out.
     pub matrices: DeviceSlice<'a>,
+    /// Granules of a row of `matrices`.
+    pub n_granules: usize,
     /// Bytes from a granule's beginning to its rows.
     pub matrix_at: usize,
-    /// u32 [items + 1]: item i has pairs `starts[i]..starts[i + 1]`.
-    pub starts: DeviceSlice<'a>,
+    /// u32 [tiles, `TILE_WORDS`], of `TILE_TOKENS` pairs of one item. Tiles without pairs are left
+    /// out. `None`: those of all pairs of one item.
+    pub tiles: Option<DeviceSlice<'a>>,
     /// u32 [pairs]: the token of a pair; without it pair i reads record i.
     pub tokens: Option<DeviceSlice<'a>>,
-    /// The most pairs of an item; it determines the grid.
-    pub max_pairs: usize,
     /// Added to each product.
     pub bias: Option<GroupBias<'a>>,
     /// Adds to what `out` holds: granules of down after the first.
@@ -79,8 +94,8 @@ pub struct Groups<'a> {
 /// Biases of a grouped product.
 #[derive(Clone, Copy)]
 pub struct GroupBias<'a> {
-    /// u32 [items]
-    pub experts: DeviceSlice<'a>,
+    /// u32 [items]; `None`: item i is expert i.
+    pub experts: Option<DeviceSlice<'a>>,
     /// f32 [experts, stride], of which the first `rows` columns
     pub values: DeviceSlice<'a>,
     pub stride: usize,
@@ -177,7 +192,8 @@ impl Products {
         // SAFETY: matrix, activations, bias and results are there (asserted above and where they
         // were made).
         unsafe {
-            stream.launch(self.matmul.get(mat.ty), grid(mat.ty, &params, x.tokens, 1), &params)
+            let grid = grid(&params, whole_tiles(mat.ty, x.tokens));
+            stream.launch(self.matmul.get(mat.ty), grid, &params)
         }
     }
 
@@ -189,9 +205,9 @@ impl Products {
     ///
     /// # Safety
     /// When the launch runs, `matrices` holds 0 or addresses of device memory from which on, at
-    /// `matrix_at`, rows of the type and shape lie, aligned to `mat::alignment`; `starts`
-    /// ascends, to at most the pairs of `out` and of `tokens`; items have at most `max_pairs`;
-    /// `tokens` (or pairs) are among those of `x`, and experts of a bias among its rows.
+    /// `matrix_at`, rows of the type and shape lie, aligned to `mat::alignment`; pairs of tiles are
+    /// among those of `out` and of `tokens`, and their items among the items; `tokens` (or pairs)
+    /// are among those of `x`, and experts of a bias among its rows.
     pub unsafe fn grouped(
         &self,
         stream: &Stream,
@@ -203,23 +219,32 @@ impl Products {
         let Groups { ty, rows, cols, granule_rows, n_items, .. } = groups;
         assert_eq!((cols, act_kind(ty)), (x.cols, x.kind), "activations for {ty}");
         assert!(rows <= out_stride, "{rows} rows in {out_stride}");
-        if rows == 0 || n_items == 0 || groups.max_pairs == 0 {
+        let n_tiles = match groups.tiles {
+            Some(tiles) => tiles.count::<u32>() / TILE_WORDS,
+            None => whole_tiles(ty, groups.n_pairs),
+        };
+        if rows == 0 || n_items == 0 || n_tiles == 0 {
             return Ok(());
         }
         let n_granules = rows.div_ceil(granule_rows);
         assert!(n_granules == 1 || is_whole_tiles(granule_rows), "granules of {granule_rows} rows");
-        assert!(groups.matrices.holds::<u64>(n_granules * n_items));
-        assert!(groups.starts.holds::<u32>(n_items + 1));
-        let is_an_item = |bias: GroupBias| bias.experts.holds::<u32>(n_items);
-        assert!(groups.bias.is_none_or(is_an_item), "an expert an item");
+        assert!(groups.matrices.holds::<u64>((n_items - 1) * groups.n_granules + n_granules));
+        assert!(n_items == 1 || groups.tiles.is_some(), "tiles of {n_items} items");
+        assert!(out.holds::<f32>((groups.n_pairs - 1) * out_stride + rows));
+        assert!(groups.tokens.is_none_or(|tokens| tokens.holds::<u32>(groups.n_pairs)));
+        let is_an_item = |experts: DeviceSlice| experts.holds::<u32>(n_items);
+        let experts = groups.bias.and_then(|bias| bias.experts);
+        assert!(experts.is_none_or(is_an_item), "an expert an item");
         let params = MatmulParams {
             matrices: groups.matrices.into(),
             matrix_at: groups.matrix_at as u64,
             n_rows: u32_of(rows),
             n_cols: u32_of(cols),
             tokens: groups.tokens.into(),
-            starts: groups.starts.into(),
-            experts: groups.bias.map(|bias| bias.experts).into(),
+            tiles: groups.tiles.into(),
+            n_tokens: u32_of(groups.n_pairs),
+            n_granules: u32_of(groups.n_granules),
+            experts: experts.into(),
             bias: groups.bias.map(|bias| bias.values).into(),
             bias_stride: groups.bias.map_or(0, |bias| u32_of(bias.stride)),
             granule_rows: u32_of(granule_rows),
@@ -227,10 +252,9 @@ impl Products {
             ..Default::default()
         };
         let params = with_operands(params, x, out, out_stride);
-        let grid = grid(ty, &params, groups.max_pairs, n_items);
         // SAFETY: the tables are as large as the kernel reads (asserted); their content is the
         // caller's promise.
-        unsafe { stream.launch(self.matmul.get(ty), grid, &params) }
+        unsafe { stream.launch(self.matmul.get(ty), grid(&params, n_tiles), &params) }
     }
 }
 
@@ -251,8 +275,32 @@ fn with_operands(
     }
 }
 
-/// A block for each tile of each item, which has at most `max_tokens`.
-fn grid(ty: TensorType, params: &MatmulParams, max_tokens: usize, n_items: usize) -> Grid {
-    let tiles = u32_of(max_tokens.div_ceil(tile_tokens(ty)));
-    Grid::new([params.n_rows.div_ceil(ROWS), tiles, u32_of(n_items)], THREADS)
+/// Tiles of so many tokens of one item.
+fn whole_tiles(ty: TensorType, n_tokens: usize) -> usize {
+    n_tokens.div_ceil(TILE_TOKENS[tile_kind(ty)])
+}
+
+/// A block for 64 rows of each tile.
+fn grid(params: &MatmulParams, n_tiles: usize) -> Grid {
+    Grid::new([params.n_rows.div_ceil(ROWS), u32_of(n_tiles), 1], THREADS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::max_tiles;
+
+    #[test]
+    fn no_grouping_has_more_tiles() {
+        let mut most = [0; 37];
+        for counts in 0..13usize.pow(3) {
+            let counts = [counts % 13, counts / 13 % 13, counts / 169];
+            let n_pairs: usize = counts.iter().sum();
+            let n_tiles: usize = counts.iter().map(|n| n.div_ceil(4)).sum();
+            most[n_pairs] = n_tiles.max(most[n_pairs]);
+        }
+        for (n_pairs, most) in most.into_iter().enumerate().take(13) {
+            assert_eq!(most, max_tiles(n_pairs, 3, 4), "{n_pairs} pairs");
+        }
+        assert_eq!([max_tiles(72, 512, 32), max_tiles(4096, 128, 64)], [72, 190]);
+    }
 }

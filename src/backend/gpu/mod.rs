@@ -21,6 +21,7 @@ pub mod embed;
 #[cfg(feature = "emulated")]
 pub mod emulated;
 pub mod expert;
+pub mod group;
 pub mod halves;
 pub mod heads;
 pub mod host_waits;
@@ -75,6 +76,7 @@ pub const LAYOUTS: &[&Layout] = &[
     expert::DownParams::LAYOUT,
     expert::OrderedSumParams::LAYOUT,
     expert::ScalePairsParams::LAYOUT,
+    group::GroupPairsParams::LAYOUT,
     halves::StoreHalvesParams::LAYOUT,
     halves::MatmulHalvesParams::LAYOUT,
     heads::HeadProductsParams::LAYOUT,

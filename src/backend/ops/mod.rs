@@ -18,7 +18,7 @@ pub use recurrence::{
     Columns, ConvShape, DEVICE_KEY_MAX, DEVICE_STATES_MAX, Scan, ScanShape, ShortConv, StateSize,
 };
 pub use rope::{Frequencies, RopePairing, RopeShape};
-pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, RouteRows, Score};
+pub use routing::{Choice, Demand, NO_EXPERT, NO_PAIR, Route, RouteRows, Score, tiles};
 pub use rows::{HeadMats, RowBytes, Rows, RowsMut, row_bytes};
 pub use streams::{DEVICE_SOURCES_MAX, DEVICE_STREAMS_MAX, Mixing};
 

@@ -316,6 +316,21 @@ impl Demand {
     }
 }
 
+/// Cuts the pairs of items, `starts[i]..starts[i + 1]` of item i, into tiles of at most `size`: of
+/// each the item, its first pair, the number of its pairs, and 0. Items that are not wanted have
+/// none.
+pub fn tiles(starts: &[usize], size: usize, is_wanted: impl Fn(usize) -> bool) -> Vec<u32> {
+    let items = starts.windows(2).enumerate().filter(|(item, _)| is_wanted(*item));
+    let firsts = |(item, ends): (usize, &[usize])| {
+        let end = ends[1];
+        (ends[0]..end).step_by(size).map(move |first| (item, first, size.min(end - first)))
+    };
+    items
+        .flat_map(firsts)
+        .flat_map(|(item, first, n)| [item as u32, first as u32, n as u32, 0])
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

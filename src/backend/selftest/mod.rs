@@ -16,6 +16,7 @@ pub mod data;
 mod delta;
 mod embed;
 mod expert;
+mod group;
 mod halves;
 mod heads;
 mod index;
@@ -65,6 +66,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("scan", scan::check),
     ("router", router::check),
     ("slots", slots::check),
+    ("group", group::check),
     ("expert", expert::check),
     ("streams", streams::check),
     ("sample", sample::check),

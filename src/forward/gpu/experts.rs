@@ -6,7 +6,7 @@ use crate::backend::gpu::acts::DeviceActs;
 use crate::backend::gpu::expert::{
     Chosen, DeviceBiases, DeviceForm, DeviceScales, ExpertShape as DeviceShape, Scaled,
 };
-use crate::backend::gpu::matmul::{GroupBias, Groups, is_whole_tiles};
+use crate::backend::gpu::matmul::{GroupBias, Groups, is_whole_tiles, tile_kind};
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::backend::ops::{ExpertForm, ExpertShape};
@@ -82,17 +82,24 @@ pub struct GroupedPairs<'a> {
     pub shape: &'a DeviceShape,
     pub n_items: usize,
     pub n_pairs: usize,
-    /// u64 [granules, items]: the address of each granule, 0 if this call does not compute it
+    /// u64 [items, granules]: the address of each granule, 0 if this call does not compute it
     pub matrices: DeviceSlice<'a>,
-    /// u32 [items + 1]
-    pub starts: DeviceSlice<'a>,
+    /// The tiles of items that this call computes, by `tile_kind`, and u32 [items + 1]: the pairs
+    /// of each item. `None`: one item has all pairs.
+    pub tiles: Option<PairTiles<'a>>,
     /// u32 [pairs]: the row of input of each pair. Pair i reads row i if there are none.
     pub tokens: Option<DeviceSlice<'a>>,
-    /// u32 [items]
-    pub experts: DeviceSlice<'a>,
-    pub max_pairs: usize,
+    /// u32 [items]; `None`: item i is expert i.
+    pub experts: Option<DeviceSlice<'a>>,
     /// A run of pairs that includes those of all items that this call computes.
     pub pairs: Range<usize>,
+}
+
+/// The pairs of items; see `GroupedPairs`.
+#[derive(Clone, Copy)]
+pub struct PairTiles<'a> {
+    pub tiles: [DeviceSlice<'a>; 2],
+    pub starts: DeviceSlice<'a>,
 }
 
 impl<'a> ExpertContext<'a> {
@@ -156,8 +163,8 @@ impl<'a> ExpertContext<'a> {
     /// in the order of an item's granules.
     ///
     /// # Safety
-    /// As for `compute_pairs`. Also `starts` ascends to `n_pairs`, items have at most `max_pairs`
-    /// pairs, and `tokens` are rows of the experts' input.
+    /// As for `compute_pairs`. Also `starts` ascends to `n_pairs`, tiles are of these pairs, and
+    /// `tokens` are rows of the experts' input.
     pub unsafe fn compute_grouped(
         &self,
         pairs: &GroupedPairs,
@@ -252,7 +259,8 @@ impl<'a> ExpertContext<'a> {
                 n_items: pairs.n_items,
                 n_pairs: pairs.n_pairs,
                 granules: granule_table(pairs, g),
-                starts: pairs.starts,
+                n_granules: shape.n_granules(),
+                starts: pairs.tiles.map(|tiles| tiles.starts),
                 experts: pairs.experts,
                 scales,
                 bias: mat.bias.map(|bias| from(bias, &rows)),
@@ -307,7 +315,7 @@ fn inner_rows<'a>(
 
 /// The table of granules, from granule `g` on.
 fn granule_table<'a>(pairs: &GroupedPairs<'a>, g: usize) -> DeviceSlice<'a> {
-    pairs.matrices.slice(8 * g * pairs.n_items..pairs.matrices.len())
+    pairs.matrices.slice(8 * g..pairs.matrices.len())
 }
 
 /// A matrix of all items, from granule `g` on.
@@ -319,11 +327,12 @@ fn groups<'a>(pairs: &GroupedPairs<'a>, g: usize, mat: GranuleMatrix<'a>) -> Gro
         cols: mat.cols,
         granule_rows: mat.rows,
         n_items: pairs.n_items,
+        n_pairs: pairs.n_pairs,
         matrices: granule_table(pairs, g),
+        n_granules: pairs.shape.n_granules(),
         matrix_at: 0,
-        starts: pairs.starts,
+        tiles: pairs.tiles.map(|of| of.tiles[tile_kind(mat.ty)]),
         tokens: pairs.tokens,
-        max_pairs: pairs.max_pairs,
         bias: mat.bias.map(bias),
         accumulate: false,
     }

@@ -201,23 +201,20 @@ impl<'a> GpuPass<'a> {
         acts: &GpuActs,
         OnlySum { gate, begins, residual }: OnlySum<'a>,
     ) -> Result<()> {
-        let (stream, n, context) = (self.stream(), self.n(), self.expert_context());
+        let (n, context) = (self.n(), self.expert_context());
         let shape = device_shape(&expert.layout, &expert.shape, 1);
         let form = device_form(&self.dev.weights, &expert.form);
         let zeros = self.words(&self.layout().zeros, n);
         let table = self.dev.tables.slice(expert.table.clone());
         if is_grouped(&expert.shape, n) {
-            let starts = self.words(&self.layout().ffn.experts.starts, 2);
-            self.state.staging.upload(stream, starts, &[0, n as u32], u32::to_le_bytes)?;
             let pairs = GroupedPairs {
                 shape: &shape,
                 n_items: 1,
                 n_pairs: n,
-                matrices: table,
-                starts,
+                matrices: table.slice(0..8 * shape.n_granules()),
+                tiles: None,
                 tokens: None,
-                experts: zeros,
-                max_pairs: n,
+                experts: None,
                 pairs: 0..n,
             };
             let granules = 0..shape.n_granules();

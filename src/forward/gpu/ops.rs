@@ -12,6 +12,7 @@ use crate::backend::gpu::compress::Compress;
 use crate::backend::gpu::conv::Conv;
 use crate::backend::gpu::delta::Delta;
 use crate::backend::gpu::expert::Experts;
+use crate::backend::gpu::group::Grouper;
 use crate::backend::gpu::halves::Halves;
 use crate::backend::gpu::heads::Heads;
 use crate::backend::gpu::index::Index;
@@ -47,6 +48,7 @@ pub struct Ops {
     pub scan: Scanner,
     pub router: Router,
     pub resolve: Resolve,
+    pub group: Grouper,
     pub activate: Activate,
     pub experts: Experts,
     pub streams: Streams,
@@ -76,6 +78,7 @@ impl Ops {
             scan: Scanner::load(gpu)?,
             router: Router::load(gpu)?,
             resolve: Resolve::load(gpu)?,
+            group: Grouper::load(gpu)?,
             activate: Activate::load(gpu)?,
             experts: Experts::load(gpu, types)?,
             streams: Streams::load(gpu)?,

@@ -3,6 +3,7 @@
 
 use crate::Result;
 use crate::backend::gpu::attention::Attention;
+use crate::backend::gpu::matmul::{TILE_TOKENS, TILE_WORDS, max_tiles};
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::sample::{self, TOP_K_MAX};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Stream};
@@ -232,8 +233,10 @@ pub struct ExpertLayout {
     pub inner_acts: ByteRange,
     /// f32 [pairs, n_embd]
     pub partial: ByteRange,
-    /// u64 [pairs, granules], or [granules, experts]
+    /// u64 [pairs or experts, granules]
     pub granules: ByteRange,
+    /// u32 [tiles, `TILE_WORDS`] of grouped pairs, by `tile_kind`
+    pub tiles: [ByteRange; 2],
     /// u32 [experts + 1]
     pub starts: ByteRange,
     /// u32 [pairs]
@@ -699,6 +702,7 @@ impl ExpertLayout {
             inner_acts: bump.bytes(sizes.inner_acts),
             partial: bump.words(pairs * width),
             granules: bump.bytes(8 * sizes.granules),
+            tiles: TILE_TOKENS.map(|n| bump.words(TILE_WORDS * max_tiles(pairs, n_experts, n))),
             starts: bump.words(n_experts + 1),
             tokens: bump.words(pairs),
             experts: bump.words(pairs.max(n_experts)),

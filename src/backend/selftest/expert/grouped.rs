@@ -7,7 +7,8 @@ use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
 use crate::backend::gpu::expert::{ExpertShape, OrderedSum, Scaled};
-use crate::backend::gpu::matmul::{GroupBias, Groups};
+use crate::backend::gpu::matmul::{GroupBias, Groups, TILE_TOKENS, tile_kind};
+use crate::backend::ops::tiles;
 use crate::backend::selftest::bench::Bench;
 use crate::backend::selftest::data::Random;
 use crate::backend::selftest::report::Row;
@@ -33,12 +34,14 @@ pub fn compare(bench: &Bench, kernels: &Kernels, row: &mut Row, layer: &Layer) -
 struct Grouping {
     /// Pair → place among [tokens, ranks].
     order: Vec<usize>,
-    /// u32 [experts + 1], [pairs] and [tokens, k].
-    starts: DeviceBuffer,
+    /// Tiles of both kinds, with one in the middle that has no pairs.
+    tiles: [DeviceBuffer; 2],
+    /// u32 [pairs] and [tokens, k].
     tokens: DeviceBuffer,
     places: DeviceBuffer,
-    /// u64 [granules, experts]
+    /// u64 [experts, granules]
     table: DeviceBuffer,
+    n_granules: usize,
     /// u32 [experts]: 0, 1, 2.
     experts: DeviceBuffer,
 }
@@ -55,34 +58,41 @@ impl Grouping {
         let mut places = vec![0u32; chosen.len()];
         order.iter().enumerate().for_each(|(pair, i)| places[*i] = pair as u32);
         let tokens: Vec<u32> = order.iter().map(|i| (i / s.k) as u32).collect();
-        let below = |e: u32| chosen.iter().filter(|c| **c < e).count() as u32;
-        let starts: Vec<u32> = (0..=N_EXPERTS as u32).map(below).collect();
-        let granule = |g: usize| slots.iter().map(move |slots| slots[g].all().address());
-        let addresses: Vec<u64> = (0..s.n_granules()).flat_map(granule).collect();
+        let below = |e: u32| chosen.iter().filter(|c| **c < e).count();
+        let starts: Vec<usize> = (0..=N_EXPERTS as u32).map(below).collect();
+        let [wide, narrow] = TILE_TOKENS.map(|size| {
+            let mut words = tiles(&starts, size, |_| true);
+            words.splice(4..4, [0; 4]);
+            bench.up_u32(&words)
+        });
+        let addresses = slots.iter().flatten().map(|slot| slot.all().address());
+        let addresses: Vec<u64> = addresses.collect();
         let ids: Vec<u32> = (0..N_EXPERTS as u32).collect();
         Ok(Grouping {
             order,
-            starts: bench.up_u32(&starts)?,
+            tiles: [wide?, narrow?],
             tokens: bench.up_u32(&tokens)?,
             places: bench.up_u32(&places)?,
             table: bench.up_u64(&addresses)?,
+            n_granules: s.n_granules(),
             experts: bench.up_u32(&ids)?,
         })
     }
 
     /// A matrix whose first granule is `granule`.
-    fn groups(&self, granule: usize, [rows, cols]: [usize; 2]) -> Groups<'_> {
+    fn groups(&self, ty: TensorType, granule: usize, [rows, cols]: [usize; 2]) -> Groups<'_> {
         Groups {
-            ty: TensorType::F32,
+            ty,
             rows,
             cols,
             granule_rows: rows,
             n_items: N_EXPERTS,
-            matrices: self.table.slice(8 * granule * N_EXPERTS..self.table.len()),
+            n_pairs: self.order.len(),
+            matrices: self.table.slice(8 * granule..self.table.len()),
+            n_granules: self.n_granules,
             matrix_at: 0,
-            starts: self.starts.all(),
+            tiles: Some(self.tiles[tile_kind(ty)].all()),
             tokens: None,
-            max_pairs: self.order.len(),
             bias: None,
             accumulate: false,
         }
@@ -133,12 +143,11 @@ impl Call<'_> {
         for ((ty, matrix_at), (out, bias)) in mats.into_iter().zip(sums.iter().zip(&biases)) {
             let (experts, values) = (grouping.experts.all(), bias.all());
             let groups = Groups {
-                ty,
                 matrix_at,
                 granule_rows: s.granule_rows,
                 tokens: Some(grouping.tokens.all()),
-                bias: Some(GroupBias { experts, values, stride: s.n_ff }),
-                ..grouping.groups(0, [s.n_ff, s.n_embd])
+                bias: Some(GroupBias { experts: Some(experts), values, stride: s.n_ff }),
+                ..grouping.groups(ty, 0, [s.n_ff, s.n_embd])
             };
             // SAFETY: the tables are those of the slots, of pairs and of their tokens.
             unsafe { kernels.products.grouped(&bench.stream, groups, x, out.all(), s.n_ff) }?;
@@ -161,14 +170,13 @@ impl Call<'_> {
         let bias = bench.up_f32(&layer.biases.as_ref().expect("a layer with biases").down)?;
         let partial = bench.empty(4 * n_pairs * s.n_embd)?;
         for g in 0..s.n_granules() {
-            let (cols, experts) = (layer.rows(g), grouping.experts.all());
-            let bias = GroupBias { experts, values: bias.all(), stride: s.n_embd };
+            let cols = layer.rows(g);
+            let bias = GroupBias { experts: None, values: bias.all(), stride: s.n_embd };
             let groups = Groups {
-                ty: s.down,
                 matrix_at: s.down_at,
                 bias: (g == 0).then_some(bias),
                 accumulate: g > 0,
-                ..grouping.groups(g, [s.n_embd, cols.len()])
+                ..grouping.groups(s.down, g, [s.n_embd, cols.len()])
             };
             let acts = acts.column_range(cols);
             // SAFETY: the tables are those of the slots and of pairs.
@@ -182,7 +190,8 @@ impl Call<'_> {
 /// Products of three items, of which one was not multiplied, with factors and with or without
 /// biases; columns behind the granule's rows stay as they are.
 pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
-    let (starts, experts, here) = ([0u32, 3, 4, 9], [2u32, 0, 1], [1u64, 0, 1]);
+    // The second of two granules.
+    let (starts, experts, here) = ([0u32, 3, 4, 9], [2u32, 0, 1], [0u64, 1, 1, 0, 0, 1]);
     for (rows, stride) in [(1, 1), (40, 43), (300, 512)] {
         let mut random = Random(rows as u64);
         let [x, scales, bias] = [9 * stride, 3, 3 * stride].map(|n| random.floats(n));
@@ -197,9 +206,10 @@ pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
                 rows,
                 n_items: 3,
                 n_pairs: 9,
-                granules: granules.all(),
-                starts: starts_up.all(),
-                experts: experts_up.all(),
+                granules: granules.slice(8..48),
+                n_granules: 2,
+                starts: Some(starts_up.all()),
+                experts: Some(experts_up.all()),
                 scales: scales_up.all(),
                 bias: is_biased.then(|| bias_up.all()),
                 bias_stride: stride,
@@ -207,7 +217,7 @@ pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
             // SAFETY: the starts ascend to the number of pairs, and there are three experts.
             unsafe { kernels.experts.scale_pairs(&bench.stream, scaled)? };
             let mut expected = x.clone();
-            for item in (0..3).filter(|item| here[*item] != 0) {
+            for item in (0..3).filter(|item| here[2 * item + 1] != 0) {
                 let expert = experts[item] as usize;
                 for pair in starts[item]..starts[item + 1] {
                     let products = &mut expected[pair as usize * stride..][..rows];

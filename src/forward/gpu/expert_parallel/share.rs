@@ -2,11 +2,12 @@
 
 use crate::Result;
 use crate::backend::gpu::expert::{Chosen, DeviceForm, ExpertShape as DeviceShape};
+use crate::backend::gpu::matmul::TILE_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
-use crate::backend::ops::Demand;
+use crate::backend::ops::{Demand, tiles};
 use crate::forward::gpu::acts::GpuActs;
 use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
-use crate::forward::gpu::experts::{DecodePairs, ExpertContext, GroupedPairs};
+use crate::forward::gpu::experts::{DecodePairs, ExpertContext, GroupedPairs, PairTiles};
 use crate::forward::gpu::upload::Staging;
 use std::ops::Range;
 
@@ -51,8 +52,8 @@ impl DeviceShare<'_> {
         self.context.begin_grouped(pairs.shape, pairs.n_pairs)
     }
 
-    /// Computes the granules whose addresses `table` holds. They are among `granules` of their
-    /// experts.
+    /// Computes the granules whose addresses `table` holds, [pairs or items, granules]. They are
+    /// among `granules` of their experts.
     ///
     /// # Safety
     /// As for `ExpertContext::compute_pairs` and `compute_grouped`.
@@ -72,16 +73,26 @@ impl DeviceShare<'_> {
             // SAFETY: the caller's promise, passed on.
             return unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, form, acts) };
         }
+        let is_here = |item: usize| {
+            let row = table.chunks_exact(shape.n_granules()).nth(item);
+            row.is_some_and(|row| row.iter().any(|address| *address != 0))
+        };
+        let mut lists = [context.workspace.slice(&layout.tiles[0]); 2];
+        for ((list, range), n) in lists.iter_mut().zip(&layout.tiles).zip(TILE_TOKENS) {
+            let words = tiles(demand.starts(), n, is_here);
+            *list = context.workspace.words(range, words.len());
+            self.staging.upload(context.stream, *list, &words, u32::to_le_bytes)?;
+        }
+        let starts = context.workspace.words(&layout.starts, n_items + 1);
         let grouped = GroupedPairs {
             shape,
             n_items,
             n_pairs,
             matrices,
-            starts: context.workspace.words(&layout.starts, n_items + 1),
+            tiles: Some(PairTiles { tiles: lists, starts }),
             tokens: Some(context.workspace.words(&layout.tokens, n_pairs)),
-            experts: context.workspace.words(&layout.experts, n_items),
-            max_pairs: (0..n_items).map(|item| demand.pairs(item).len()).max().unwrap_or(0),
-            pairs: spanned(demand, table),
+            experts: Some(context.workspace.words(&layout.experts, n_items)),
+            pairs: spanned(demand, is_here),
         };
         // SAFETY: the caller's promise, passed on; the tables are the demand's.
         unsafe { context.compute_grouped(&grouped, form, acts, granules) }
@@ -106,13 +117,13 @@ impl DeviceShare<'_> {
     }
 }
 
-/// The run of pairs from the first to the last item that has a granule in `table`, [granules,
-/// items]. Activations are computed for the whole run: one launch for a few pairs too many is
-/// faster than a launch for each expert.
-fn spanned(demand: &Demand, table: &[u64]) -> Range<usize> {
-    let here = table.iter().enumerate().filter(|(_, address)| **address != 0);
-    let items = || here.clone().map(|(at, _)| at % demand.experts.len());
-    match (items().min(), items().max()) {
+/// The run of pairs from the first to the last item that has a granule here. Activations are
+/// computed for the whole run: one launch for a few pairs too many is faster than a launch for each
+/// expert.
+fn spanned(demand: &Demand, is_here: impl Fn(usize) -> bool) -> Range<usize> {
+    let items = 0..demand.experts.len();
+    let (first, last) = (items.clone().find(|i| is_here(*i)), items.rev().find(|i| is_here(*i)));
+    match (first, last) {
         (Some(first), Some(last)) => demand.pairs(first).start..demand.pairs(last).end,
         _ => 0..0,
     }

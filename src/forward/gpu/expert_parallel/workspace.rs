@@ -97,7 +97,9 @@ impl PeerWorkspace {
             stream.fill(workspace.slice(range), 0)?;
         }
         stream.synchronize()?;
-        let largest = layout.experts.granules.len().max(layout.experts.tokens.len());
+        let ExpertLayout { granules, tiles, tokens, .. } = &layout.experts;
+        let largest = [granules, &tiles[1], tokens].map(|range| range.len());
+        let largest = largest.into_iter().max().unwrap_or(0);
         let staging = Staging::new(peer, STAGING_BYTES.max(largest), 0)?;
         let row = 4 * hyper.n_embd;
         let to_peer = StagedCopy::new(first, peer, layout.h.len() + layout.chosen.len() + row)?;

@@ -150,7 +150,7 @@ impl HybridMoe {
             (first, end) = (first.min(granule), end.max(granule + 1));
             let item = all.slot(expert);
             if call.is_grouped {
-                table[granule * n_items + item] = slot.address();
+                table[item * n_granules + granule] = slot.address();
                 continue;
             }
             for pair in all.pairs(item) {
