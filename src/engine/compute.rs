@@ -196,6 +196,10 @@ impl Observer for Interleaved<'_> {
         (self.between)(Rest::Layer(l), Some(&mut inner))
     }
 
+    fn lends_devices(&self) -> bool {
+        self.inner.is_some()
+    }
+
     fn rest(&mut self) -> Result<()> {
         self.observer.rest()?;
         self.rest_on_cpu(Rest::Part)

@@ -64,6 +64,11 @@ pub trait Observer {
         self.layer(l)
     }
 
+    /// Whether `layer_on` may let other passes use the devices.
+    fn lends_devices(&self) -> bool {
+        false
+    }
+
     /// Called between the parts of a layer. An error ends the pass.
     fn rest(&mut self) -> Result<()> {
         Ok(())

@@ -15,6 +15,9 @@ mod encoder_decoder;
 // Operations of a decoded token.
 mod graphs;
 
+// Prompts whose pairs the device groups by expert.
+mod grouping;
+
 // Single kernels, where the self-test does not reach.
 mod kernels;
 

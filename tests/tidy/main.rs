@@ -445,6 +445,7 @@ const GPU_PASS: &[&str] = &[
     "decode_pipeline/queue",
     "hybrid_moe/division",
     "hybrid_moe/call",
+    "device_moe/route",
     "steps",
     "pass",
     "devices",
@@ -468,7 +469,9 @@ const GPU_PASS: &[&str] = &[
     "moe",
     "logits",
     "hybrid_moe",
+    "device_moe/answer",
     "decode_pipeline",
+    "device_moe",
     "observe",
     // The layer, the loop over layers, the model.
     "layer",

@@ -203,6 +203,11 @@ impl Tier {
         self.lock().state.is_whole(expert)
     }
 
+    /// Whether all granules of all experts of a layer are in memory.
+    pub fn is_layer_whole(&self, layer: usize) -> bool {
+        self.lock().state.is_layer_whole(layer)
+    }
+
     /// The part of an expert's granules that is not in memory, from 0 to 1.
     pub fn missing_part(&self, expert: Expert) -> f64 {
         self.lock().state.missing_part(expert)

@@ -264,6 +264,11 @@ impl VramTier {
         self.core().tier.is_whole(Expert { layer: layer as u32, expert })
     }
 
+    /// Whether all granules of all of the layer's experts are in VRAM.
+    pub fn is_layer_whole(&self, layer: usize) -> bool {
+        self.core().tier.is_layer_whole(layer)
+    }
+
     /// The part of an expert that a load would bring, from 0 to 1.
     pub fn missing_part(&self, layer: usize, expert: u32) -> f64 {
         self.core().tier.missing_part(Expert { layer: layer as u32, expert })

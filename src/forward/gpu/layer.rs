@@ -10,10 +10,12 @@ use crate::model::weights::Part;
 enum ExpertPath<'a> {
     /// The layer has none.
     None,
-    /// By the device alone: a dense layer's one expert, which is always resident.
-    Device(&'a GpuOnly),
+    /// A dense layer's one expert, which is always resident.
+    Dense(&'a GpuOnly),
     /// By a look-up among pinned slots. The host computes or loads misses later.
     Pipeline(&'a VramTiers),
+    /// Grouped by the first device, which has all of them. The host reads the route later.
+    Device(&'a VramTiers),
     /// As the host divides them among the devices and the CPU, once it has read the route.
     Host,
 }
@@ -22,13 +24,14 @@ impl<'a> ExpertPath<'a> {
     fn choose(cx: &mut GpuPass<'a>, l: usize) -> ExpertPath<'a> {
         let Some(ffn) = &cx.layer(l).ffn else { return ExpertPath::None };
         if let Some(expert) = &ffn.dense {
-            return ExpertPath::Device(expert);
+            return ExpertPath::Dense(expert);
         }
         // A recorder reads the routing of a layer before the next layer is queued.
         let is_recorded = cx.is_recorded();
-        match cx.tiers(l).filter(|_| cx.looks_up(l) && !is_recorded) {
-            Some(tiers) => ExpertPath::Pipeline(tiers),
-            None => ExpertPath::Host,
+        match cx.tiers(l).filter(|_| !is_recorded) {
+            Some(tiers) if cx.looks_up(l) => ExpertPath::Pipeline(tiers),
+            Some(tiers) if cx.groups_on_device(l) => ExpertPath::Device(tiers),
+            _ => ExpertPath::Host,
         }
     }
 }
@@ -45,12 +48,13 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
     // routed experts, residual
     match path {
         ExpertPath::None => cx.end_layer(l)?,
-        ExpertPath::Device(expert) => {
+        ExpertPath::Dense(expert) => {
             cx.record_dense(l)?;
             cx.dense_expert(l, expert)?;
         }
         ExpertPath::Pipeline(tiers) => cx.pipelined_experts(l, tiers)?,
-        ExpertPath::Host => {
+        ExpertPath::Device(tiers) if cx.device_routed_experts(l, tiers)? => {}
+        ExpertPath::Device(_) | ExpertPath::Host => {
             cx.download_route(l)?;
             cx.host_routed_experts(l)?;
         }

@@ -102,6 +102,9 @@ fn before_layer(cx: &mut GpuPass, l: usize) -> Result<()> {
     if cx.is_step() {
         return cx.observer.layer(l);
     }
+    if cx.observer.lends_devices() {
+        cx.finish_pending()?;
+    }
     cx.observer.layer_on(l, Devices { dev: cx.dev, state: cx.state })
 }
 
@@ -224,6 +227,7 @@ fn end(cx: &mut GpuPass, result: Result<()>) -> Result<()> {
         cx.model.hierarchy.cancel_layer_prefetch();
     }
     if let (Err(_), Some(tiers)) = (&result, &cx.dev.tiers) {
+        cx.state.route.pending = None;
         cx.state.hybrid.release_all(tiers);
         cx.state.pipeline.release_all(tiers);
     }

@@ -16,6 +16,7 @@ mod compressed_layers;
 mod cross_attention;
 mod decode_pipeline;
 mod device_model;
+mod device_moe;
 mod devices;
 mod expanded;
 mod expander;
@@ -61,6 +62,7 @@ use crate::experts::vram::{Dealt, Own, Owners, PinnedTier, VramOptions, VramTier
 use crate::forward::gpu::cache::CacheCopies;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::{DenseOptions, DeviceModel};
+use crate::forward::gpu::device_moe::route::RouteDownload;
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
 use crate::forward::gpu::pass::{GpuPass, PassState, Role};
@@ -163,9 +165,10 @@ impl Model {
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
         let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
         let pipeline = DecodePipeline::new(gpu, self)?;
+        let route = RouteDownload::new(gpu, &self.hyper, n)?;
         let copies = Arc::new(CacheCopies::new(gpu)?);
         let (steps, graph_counts) = (Steps::default(), GraphCounts::default());
-        let state = PassState { peers, staging, hybrid, pipeline, steps, graph_counts };
+        let state = PassState { peers, staging, hybrid, pipeline, route, steps, graph_counts };
         Ok(GpuModel { state, dev, copies })
     }
 

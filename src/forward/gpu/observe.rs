@@ -23,6 +23,7 @@ impl GpuPass<'_> {
     /// tells them.
     pub fn download_route(&mut self, l: usize) -> Result<()> {
         self.finish_pending()?;
+        self.state.graph_counts.n_read_first += 1;
         let (stream, route_parts) = (self.stream(), self.route_parts());
         // Rows of decode come first, and policies want no others.
         let n = match self.batch.decode_rows().len() {

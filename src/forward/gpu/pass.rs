@@ -12,6 +12,7 @@ use crate::forward::gpu::acts::{GpuActs, NormedRows, RowShape, note_half};
 use crate::forward::gpu::cache::GpuCache;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
+use crate::forward::gpu::device_moe::route::RouteDownload;
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::experts::{ExpertContext, device_form};
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
@@ -102,6 +103,7 @@ pub struct PassState {
     pub staging: Staging,
     pub hybrid: HybridMoe,
     pub pipeline: DecodePipeline,
+    pub route: RouteDownload,
     pub steps: Steps,
     pub graph_counts: GraphCounts,
 }

@@ -33,6 +33,10 @@ pub struct GraphCounts {
     pub n_runs: usize,
     /// Layers of such steps whose experts were looked up on the device.
     pub n_looked_up: usize,
+    /// Layers of other passes whose pairs the device grouped, and those whose route the host read
+    /// before it queued their experts.
+    pub n_grouped: usize,
+    pub n_read_first: usize,
     /// By layer: nodes of the graphs of a row alone, before its experts and from there on.
     pub nodes: Vec<[usize; 2]>,
 }

@@ -107,6 +107,10 @@ impl State {
         self.table.get(self.table.index(expert)).is_whole()
     }
 
+    pub fn is_layer_whole(&self, layer: usize) -> bool {
+        self.experts_of(layer).all(|e| self.table.get(e).is_whole())
+    }
+
     /// The part of an expert's granules that has not landed, from 0 to 1.
     pub fn missing_part(&self, expert: Expert) -> f64 {
         let entry = self.table.get(self.table.index(expert));

@@ -53,7 +53,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Pins the layer's resident experts and uploads its slot table.
-    fn pin_layer(&mut self, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
+    pub fn pin_layer(&mut self, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
         let (stream, table) = (self.stream(), self.slot_table(l));
         let PassState { pipeline, peers, .. } = &mut *self.state;
         let index = pipeline.layer(l).slot;
@@ -87,7 +87,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// The layer's slot table on the device: u64 [experts, granules].
-    fn slot_table(&self, l: usize) -> DeviceSlice<'a> {
+    pub fn slot_table(&self, l: usize) -> DeviceSlice<'a> {
         let all = self.slice(&self.layout().ffn.lookup.tables);
         let (layer_bytes, n) = (all.len() / self.dev.layers.len(), self.hyper().routing.n_experts);
         all.slice(layer_bytes * l..layer_bytes * l + 8 * n * self.n_granules(l))
@@ -260,6 +260,7 @@ impl<'a> GpuPass<'a> {
     /// Reads the routing of the last layer, handles its misses and tells policies. To be called
     /// before any wait for the stream of the layers.
     pub fn finish_pending(&mut self) -> Result<()> {
+        self.answer_grouped()?;
         let answered = self.answer_pending()?;
         self.publish_answered(answered);
         Ok(())

@@ -60,6 +60,35 @@ impl LayerCall<'_> {
 }
 
 impl HybridMoe {
+    /// Groups the pairs of the call, [tokens, k], and divides the experts.
+    pub fn plan(&mut self, call: &LayerCall, chosen: impl Iterator<Item = u32>) {
+        let (w, routing) = (call.routed.w, &call.model.hyper.routing);
+        self.group(w, chosen, routing.k, routing.n_experts);
+        self.divide(call.tiers, call.routed.l, call.n_decode > 0);
+        self.put_decode_first(call.n_decode);
+        if call.is_grouped {
+            self.sort_by_pairs();
+        }
+    }
+
+    /// Counts the use of experts that are pinned and that the first device computes by itself until
+    /// `end`, as it was planned.
+    pub fn count_resident(&mut self, call: &LayerCall, end: &Fence) -> Result<()> {
+        self.acquire(call);
+        call.prefetch_after(self);
+        let DeviceBatch { experts, work, left, .. } = &mut self.batches[0];
+        if experts.is_empty() {
+            return Ok(());
+        }
+        while *left > 0 {
+            let more = call.vram(0).next_ready(work, Some(end))?;
+            assert!(more, "experts that are pinned");
+            *left -= work.n_handed();
+        }
+        call.vram(0).release(work, Some(end));
+        Ok(())
+    }
+
     /// Computes the call as it was divided. Then `partial` of the first device holds the sums of
     /// its pairs, for whatever is queued on `first`'s stream. If the CPU computes some experts,
     /// what they read is in `b.h`, or in `b.ffn.latent` if it is not h.

@@ -26,29 +26,30 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// y += Σ weights · chosen experts; residual. The route is in `b.route`.
-    pub fn host_routed_experts(&mut self, l: usize) -> Result<()> {
-        let (routed, route_k) = (self.routed_layer(l), self.hyper().routing.k);
-        let (stream, context) = (self.stream(), self.expert_context());
-        let pair_rows = self.words(&self.layout().ffn.pair_rows, self.n() * route_k);
-        let mut call = LayerCall {
+    /// The call for all of a layer's routed experts.
+    pub fn layer_call(&self, l: usize) -> LayerCall<'a> {
+        let routed = self.routed_layer(l);
+        LayerCall {
             model: self.model,
             tiers: self.tiers(l),
             routed,
             shape: self.routed_shape(l),
             is_grouped: is_grouped(&routed.w.expert, self.n()),
-            n_pairs: self.n() * route_k,
+            n_pairs: self.n() * self.hyper().routing.k,
             n_decode: self.batch.decode_rows().len(),
             is_miss: false,
-        };
+        }
+    }
+
+    /// y += Σ weights · chosen experts; residual. The route is in `b.route`.
+    pub fn host_routed_experts(&mut self, l: usize) -> Result<()> {
+        let (mut call, context) = (self.layer_call(l), self.expert_context());
+        let (stream, routed) = (self.stream(), call.routed);
+        let pair_rows = self.words(&self.layout().ffn.pair_rows, call.n_pairs);
         let (acts, form) = (self.ffn_acts(l), self.expert_form(l));
         let PassState { staging, hybrid, peers, .. } = &mut *self.state;
-        let chosen = self.b.route.chosen.iter().copied();
-        hybrid.group(routed.w, chosen, route_k, self.model.hyper.routing.n_experts);
-        hybrid.divide(call.tiers, l, call.n_decode > 0);
-        hybrid.put_decode_first(call.n_decode);
+        hybrid.plan(&call, self.b.route.chosen.iter().copied());
         if call.is_grouped {
-            hybrid.sort_by_pairs();
             call.n_pairs = hybrid.all.n_pairs();
             staging.upload(stream, pair_rows, hybrid.all.places(), u32::to_le_bytes)?;
         }
