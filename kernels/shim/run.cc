@@ -62,7 +62,7 @@ void fail(const char* format, ...) {
 
 static void wait(State state) {
     Thread* thread = this_thread();
-    thread->state = state;
+    run->states[thread->index] = state;
     fiber_switch(&thread->fiber, &run->scheduler);
 }
 
@@ -71,7 +71,7 @@ void block_barrier() {
     if (run->n_at_barrier < run->n_threads) return wait(State::AtBlock);
     run->n_at_barrier = 0;
     run->interval++;
-    for (u32 t = 0; t < run->n_threads; t++) run->threads[t].state = State::Ready;
+    for (u32 t = 0; t < run->n_threads; t++) run->states[t] = State::Ready;
 }
 
 static const char* name_of(Collective kind) {
@@ -104,8 +104,8 @@ const Gift* exchange(Collective kind, u32 mask, const Gift& gift) {
     warp.n_arrived = 0;
     warp.generation++;
     if (kind == Collective::Sync) warp.n_syncs++;
-    Thread* first = &run->threads[thread->index / WARP * WARP];
-    for (u32 t = 0; t < WARP; t++) first[t].state = State::Ready;
+    State* first = &run->states[thread->index / WARP * WARP];
+    for (u32 t = 0; t < WARP; t++) first[t] = State::Ready;
     return gifts;
 }
 
@@ -140,7 +140,7 @@ static void begin_thread(u32 t) {
     Thread& thread = run->threads[t];
     thread.stack = stack_of(run, t);
     fiber_start(&thread.fiber, thread.stack, STACK_BYTES, thread_main);
-    thread.state = State::Ready;
+    run->states[t] = State::Ready;
     thread.n_copies = thread.group = 0;
 }
 
@@ -155,9 +155,8 @@ static void set_canaries(const Run* owner) {
 // The canaries lie far from all else that a thread uses, so they are read where it matters: at the
 // thread's end, and while it is in the lower half of its stack.
 static bool overflowed(const Thread& thread) {
-    if (thread.state != State::Done && thread.fiber.top > thread.stack + STACK_BYTES / 2) {
-        return false;
-    }
+    bool done = run->states[thread.index] == State::Done;
+    if (!done && thread.fiber.top > thread.stack + STACK_BYTES / 2) return false;
     const u64* words = reinterpret_cast<const u64*>(thread.stack);
     for (u32 i = 0; i < CANARIES; i++) {
         if (words[i] != CANARY) return true;
@@ -174,14 +173,14 @@ static void report_stuck() {
     u32 at_block = 0, at_warp = 0;
     const Thread* stuck = nullptr;
     for (u32 t = 0; t < run->n_threads; t++) {
-        State state = run->threads[t].state;
+        State state = run->states[t];
         at_block += state == State::AtBlock;
         at_warp += state == State::AtWarp;
         if (!stuck && state != State::Done) stuck = &run->threads[t];
     }
     here = &stuck->here;
     const Warp& warp = run->warps[stuck->index / WARP];
-    const char* where = stuck->state == State::AtBlock ? "__syncthreads" : name_of(warp.kind);
+    const char* where = run->states[stuck->index] == State::AtBlock ? "__syncthreads" : name_of(warp.kind);
     fail_here("waits in %s for ever: of %u threads %u are in __syncthreads, %u in a warp's "
               "collective and %u have ended", where, run->n_threads, at_block, at_warp,
               run->n_done);
@@ -203,8 +202,9 @@ static void run_block(ShimDim3 block) {
     while (run->n_done < run->n_threads && !run->failed) {
         bool moved = false;
         for (u32 i = 0; i < run->n_threads && !run->failed; i++) {
-            Thread& thread = run->threads[run->order.at(i)];
-            if (thread.state != State::Ready) continue;
+            u32 t = run->sequence[i];
+            if (run->states[t] != State::Ready) continue;
+            Thread& thread = run->threads[t];
             moved = true;
             here = &thread.here;
             fiber_switch(&run->scheduler, &thread.fiber);
@@ -311,7 +311,8 @@ static bool run_all(const ShimLaunch* launch, Piece* pieces) {
     ShimDim3 n = launch->grid;
     u32 blocks = n.x * n.y * n.z;
     Order order = order_of(blocks, launch->seed);
-    run->order = order_of(run->n_threads, launch->seed);
+    Order threads = order_of(run->n_threads, launch->seed);
+    for (u32 i = 0; i < run->n_threads; i++) run->sequence[i] = static_cast<u16>(threads.at(i));
     for (u32 i = 0; i < blocks && !run->failed; i++) {
         u32 b = order.at(i);
         run_block(ShimDim3{b % n.x, b / n.x % n.y, b / n.x / n.y});

@@ -30,7 +30,6 @@ struct Thread {
     Here here;
     Fiber fiber;
     u32 index;
-    State state;
     // The low end of its stack.
     u8* stack;
     u32 n_copies;
@@ -82,8 +81,11 @@ struct Run {
     u64 n_pieces;
 
     Thread threads[MAX_THREADS];
+    // Of the threads, side by side: the scheduler looks at all of them again and again.
+    State states[MAX_THREADS];
+    // The order in which threads run.
+    u16 sequence[MAX_THREADS];
     Warp warps[MAX_THREADS / WARP];
-    Order order;
     Fiber scheduler;
     u32 n_threads;
     u32 n_done;
