@@ -111,7 +111,7 @@ impl LinkPrice {
         }
     }
 
-    /// What came before is not of the same decode: a prompt was between.
+    /// Forgets the burst that is under way: a prompt has come between.
     pub fn interrupt(&mut self) {
         (self.burst, self.prefetched, self.last_end) = (None, 0, None);
     }

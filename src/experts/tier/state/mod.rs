@@ -147,7 +147,7 @@ pub struct State {
     filling: Filling,
     /// The experts that an idle link may bring in the place of others.
     swapping: Swapping,
-    /// What a byte of prefetch takes from demand, from 0 to 1.
+    /// How much a byte of prefetch takes from demand, from 0 to 1.
     prefetch_price: f64,
     /// The last layer that was acquired has rows of a prompt.
     is_prompt: bool,
@@ -480,7 +480,7 @@ impl State {
         self.queue.set_prefetch_granules(n);
     }
 
-    /// What a byte of prefetch takes from demand, from 0 to 1; see `LinkPrice`.
+    /// Sets how much a byte of prefetch takes from demand, from 0 to 1; see `LinkPrice`.
     pub fn set_prefetch_price(&mut self, price: f64) {
         self.prefetch_price = price;
     }

@@ -58,8 +58,7 @@ fn nothing_comes_that_is_worth_hardly_more() {
     assert!(world.state.is_idle());
 }
 
-/// Where the link's idle time is not free, only what is worth its load comes: swapped in, and
-/// predicted.
+/// A link whose idle time is not free brings experts that are worth their load, and no others.
 #[test]
 fn what_is_not_worth_its_load_stays_away() {
     for (price, comes) in [(0.5, true), (0.95, false)] {
