@@ -223,7 +223,7 @@ impl Tier {
         self.lock().state.lacks(expert)
     }
 
-    /// Whether every granule of every expert is in memory.
+    /// Whether every granule of every expert is in memory, or in that of the tier above.
     pub fn has_everything(&self) -> bool {
         self.lock().state.has_everything()
     }

@@ -4,18 +4,24 @@
 
 use super::residency::LayerPlan;
 use crate::policy::Expert;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 #[derive(Debug)]
 pub struct UpperResidency {
     /// By layer and expert.
     whole: Vec<Vec<AtomicBool>>,
+    /// Experts that it does not hold whole.
+    n_others: AtomicUsize,
 }
 
 impl UpperResidency {
     pub fn new(layers: &[LayerPlan]) -> UpperResidency {
         let layer = |plan: &LayerPlan| (0..plan.n_experts).map(|_| AtomicBool::new(false));
-        UpperResidency { whole: layers.iter().map(|plan| layer(plan).collect()).collect() }
+        let n_others = AtomicUsize::new(layers.iter().map(|plan| plan.n_experts).sum());
+        UpperResidency {
+            whole: layers.iter().map(|plan| layer(plan).collect()).collect(),
+            n_others,
+        }
     }
 
     fn of(&self, id: Expert) -> &AtomicBool {
@@ -27,6 +33,15 @@ impl UpperResidency {
     }
 
     pub fn set_whole(&self, id: Expert, is_whole: bool) {
-        self.of(id).store(is_whole, Ordering::Relaxed);
+        match (self.of(id).swap(is_whole, Ordering::Relaxed), is_whole) {
+            (false, true) => drop(self.n_others.fetch_sub(1, Ordering::Relaxed)),
+            (true, false) => drop(self.n_others.fetch_add(1, Ordering::Relaxed)),
+            _ => {}
+        }
+    }
+
+    /// Whether it holds every expert.
+    pub fn has_all(&self) -> bool {
+        self.n_others.load(Ordering::Relaxed) == 0
     }
 }

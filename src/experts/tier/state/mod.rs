@@ -626,11 +626,12 @@ impl State {
         (slots + self.plan.n_staging * self.plan.staging_bytes) as u64
     }
 
-    /// Whether every granule of its experts is in memory: there is nothing left to predict.
+    /// Whether every granule of its experts is in memory, or all of them are in the tier above:
+    /// there is nothing left to predict.
     pub fn has_everything(&self) -> bool {
         let granules: usize = self.plan.layers.iter().map(|l| l.n_own * l.n_granules).sum();
         let taken: usize = self.classes.iter().map(|class| class.slots.n_taken()).sum();
-        taken == granules && self.loads.is_empty()
+        taken == granules && self.loads.is_empty() || self.upper.has_all()
     }
 
     pub fn counters(&self) -> Counters {

@@ -47,6 +47,20 @@ fn what_the_tier_above_has_is_not_prefetched_here() {
 }
 
 #[test]
+fn nothing_is_left_to_predict_where_the_tier_above_has_all() {
+    let mut world = full();
+    let experts: Vec<Expert> = world.state.entries().iter().map(|entry| entry.id).collect();
+    for Expert { layer, expert } in &experts {
+        assert!(!world.state.has_everything());
+        // Once more changes nothing.
+        (0..2).for_each(|_| world.set_upper(*layer, *expert, true));
+    }
+    assert!(world.state.has_everything());
+    world.set_upper(experts[0].layer, experts[0].expert, false);
+    assert!(!world.state.has_everything());
+}
+
+#[test]
 fn a_tier_that_ends_has_nothing_that_the_one_below_may_leave_to_it() {
     let mut world = small();
     decode(&mut world, 1, &[5]);
