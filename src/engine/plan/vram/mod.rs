@@ -207,9 +207,13 @@ impl Fit<'_> {
         self.needs.layers.len() + 1
     }
 
-    /// The value of `--vram` in bytes.
+    /// The value of `--vram` in bytes, or more than all experts take.
     fn asked_for_experts(&self) -> Option<u64> {
-        self.wanted.vram.bytes(self.needs.expert_bytes)
+        match self.wanted.vram {
+            // Slots are longer than experts are in the file.
+            VramBudget::Percent(100.0..) => Some(u64::MAX),
+            vram => vram.bytes(self.needs.expert_bytes),
+        }
     }
 
     /// The largest number of layers that fits, up to `n_max` and at least one, with its plan.

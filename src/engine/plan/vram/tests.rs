@@ -70,6 +70,12 @@ fn everything_is_there_where_it_fits() {
     assert_eq!(all.expert_budget_bytes(), 288 * MIB);
     assert_eq!(all.planned_bytes(0), 633 * MIB);
     assert!(!planned(632, &Wanted::default()).holds_all_experts());
+    // Slots are longer than experts are in the file.
+    let needs = DeviceNeeds { expert_bytes: 287 * MIB, ..needs() };
+    for (vram, holds_all) in [("100%", true), ("99.9%", false)] {
+        let plan = plan(&needs, &[free(633)], &wanted(vram, None)).unwrap();
+        assert_eq!(plan.holds_all_experts(), holds_all, "{vram}");
+    }
 }
 
 #[test]
