@@ -118,6 +118,8 @@ phase_B() {
     pair 50% 24 -p 512 -n 64
     pair 25% 36 -p 512 -n 64
     pair 100% 0 -p 0 -n 64 -d 4096
+    echo '{"label": "100 %, layer by layer"}' >> "$OUT/B.jsonl"
+    MOEBA_GPU_TOKEN_GRAPH=0 step 40 "moeba, 100 %, layer by layer" bash -c "$MOEBA bench $M/q3.gguf --device cuda --vram 100% --no-machine -r 3 -p 0 -n 128 -o jsonl | tee -a $OUT/B.jsonl"
     echo '{"label": "25 % by threads"}' >> "$OUT/B.jsonl"
     for t in 4 8 16; do step 40 "moeba, 25 %, $t threads" bash -c "$MOEBA bench $M/q3.gguf --device cuda --vram 25% --no-machine -r 2 -p 0 -n 32 -t $t -o jsonl | tee -a $OUT/B.jsonl"; done
     python3 - "$OUT/B.jsonl" <<'P' | tee -a "$OUT/B.summary"
