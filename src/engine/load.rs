@@ -134,6 +134,7 @@ fn onto_devices(
         n_ctx: plan.n_ctx,
         is_exact: options.exact,
         cpu_share: options.test.cpu_share,
+        by_layer: options.test.by_layer,
     };
     let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);
     let before: Vec<u64> = devices.iter().map(free).collect::<Result<_>>()?;

@@ -97,6 +97,8 @@ pub struct TestHooks {
     /// Fraction of a layer's experts that the CPU computes beside a GPU. `None`: decided by
     /// measured times.
     pub cpu_share: Option<f32>,
+    /// A GPU's layers are queued one by one where a token could be one graph.
+    pub by_layer: bool,
     /// Multiplications after which a layer of a long prompt rests. `None`: some 10 ms of them.
     pub part_work: Option<usize>,
     /// The folder that describes nodes of memory, instead of the system's.

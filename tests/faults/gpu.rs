@@ -190,6 +190,7 @@ fn gpu_options(path: &Path, devices: usize) -> GpuOptions {
         n_ctx: N_CTX,
         is_exact: false,
         cpu_share: None,
+        by_layer: false,
     }
 }
 

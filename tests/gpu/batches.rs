@@ -6,7 +6,7 @@ use moeba::Error;
 use moeba::backend::gpu::emulated::Config;
 use moeba::backend::selftest::data::Random;
 use moeba::engine::{
-    BatchRow, CacheType, Cancel, Engine, EngineOptions, Logits, Phase, Session, Want,
+    BatchRow, CacheType, Cancel, Engine, EngineOptions, Logits, Phase, Session, TestHooks, Want,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -153,7 +153,10 @@ fn steps_of_several_rows_are_graphs() {
     for (seed, name) in ["qwen3moe", "deepseek_v3", "qwen3next", "gpt_oss"].into_iter().enumerate()
     {
         let path = convert_golden(name, ["q8_0", "f32"][seed % 2], dir.path());
-        let engine = load(&path, &on_device(seed as u64, [CacheType::F32; 2]));
+        // Counted are the nodes of layers' graphs.
+        let test = TestHooks { by_layer: true, ..Default::default() };
+        let options = EngineOptions { test, ..on_device(seed as u64, [CacheType::F32; 2]) };
+        let engine = load(&path, &options);
         let mut random = Random(seed as u64);
         let id = |_| random.below(200) as u32;
         let tokens: Vec<u32> = (0..39).map(id).collect();

@@ -1,9 +1,9 @@
-//! The graphs of a decoded token: how many operations a layer has.
+//! The graphs of a token that is decoded layer by layer: how many operations a layer has.
 
 use crate::support::choice;
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
-use moeba::engine::{EngineOptions, Want};
+use moeba::engine::{EngineOptions, TestHooks, Want};
 
 /// One operation looks up the chosen experts, outside of the graph.
 const LOOK_UP: usize = 1;
@@ -24,7 +24,8 @@ fn a_decoded_layer_has_few_operations() {
     for (name, ty, expected) in LAYERS {
         let path = convert_golden(name, ty, dir.path());
         let device = choice(Config::default());
-        let options = EngineOptions { device, n_ctx: Some(40), ..golden_options() };
+        let test = TestHooks { by_layer: true, ..Default::default() };
+        let options = EngineOptions { device, test, n_ctx: Some(40), ..golden_options() };
         let engine = load(&path, &options);
         let mut session = engine.new_session().unwrap();
         session.eval(&[3, 4, 5], Want::Last).unwrap();

@@ -48,5 +48,8 @@ mod speculation;
 // A device and a stream for kernel tests.
 mod support;
 
+// Tokens that are one graph.
+mod token_graph;
+
 // Streams that wait for values in memory.
 mod waits;

@@ -97,5 +97,6 @@ pub fn gpu_options(plan: &DevicePlan, n_ctx: usize) -> GpuOptions {
         n_ctx,
         is_exact: false,
         cpu_share: None,
+        by_layer: false,
     }
 }

@@ -475,6 +475,7 @@ const GPU_PASS: &[&str] = &[
     "observe",
     // The layer, the loop over layers, the model.
     "layer",
+    "token_graph",
     "layer_loop",
     "",
 ];

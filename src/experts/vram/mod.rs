@@ -259,6 +259,11 @@ impl VramTier {
         self.core().tier.report(layer, out);
     }
 
+    /// Whether all granules of all experts that may be here are in VRAM.
+    pub fn has_everything(&self) -> bool {
+        self.core().tier.has_everything()
+    }
+
     /// Whether all granules of an expert are in VRAM.
     pub fn is_whole(&self, layer: usize, expert: u32) -> bool {
         self.core().tier.is_whole(Expert { layer: layer as u32, expert })

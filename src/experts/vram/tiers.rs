@@ -43,6 +43,11 @@ impl VramTiers {
         self.of_layer(layer).next().is_some()
     }
 
+    /// See `VramTier::has_everything`, of all.
+    pub fn has_everything(&self) -> bool {
+        self.iter().all(VramTier::has_everything)
+    }
+
     /// The device that an expert is on, if it is on any.
     pub fn device(&self, layer: usize, expert: u32) -> usize {
         self.owners.as_ref().map_or(0, |owners| owners.device(layer, expert))

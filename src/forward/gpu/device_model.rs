@@ -38,6 +38,7 @@ pub struct DeviceModel {
     pub tiers: Option<Arc<VramTiers>>,
     /// See `GpuOptions`.
     pub is_exact: bool,
+    pub by_layer: bool,
 }
 
 /// The dense part of a model that a device takes.
@@ -89,6 +90,7 @@ impl DeviceModel {
             layouts: layouts.collect(),
             tiers: None,
             is_exact: false,
+            by_layer: false,
             stream,
             ops,
             expander,

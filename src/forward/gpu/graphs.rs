@@ -38,7 +38,9 @@ impl<'a> GpuPass<'a> {
             // SAFETY: the graph uses memory of this cache, which owns the graph, of the device's
             // model and of its pipeline slots. The session that owns the cache keeps the latter two
             // alive.
-            return unsafe { self.stream().run(graph) }.map(|()| true);
+            unsafe { self.stream().run(graph)? };
+            self.state.graph_counts.n_launches += 1;
+            return Ok(true);
         }
         // A step in this one's rests may have taken its graphs' place.
         let Some(graph) = self.state.steps.graph(&self.step_texts(), l) else { return Ok(false) };
@@ -46,6 +48,7 @@ impl<'a> GpuPass<'a> {
         // which are those of this pass's texts: no id is given twice.
         unsafe { self.stream().run(graph)? };
         self.state.graph_counts.n_runs += 1;
+        self.state.graph_counts.n_launches += 1;
         Ok(true)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::experts::vram::VramTiers;
-use crate::forward::gpu::layers::{GpuMixer, GpuOnly};
+use crate::forward::gpu::layers::{GpuFfn, GpuMixer, GpuOnly};
 use crate::forward::gpu::pass::GpuPass;
 use crate::model::weights::Part;
 
@@ -58,6 +58,17 @@ pub fn layer(cx: &mut GpuPass, l: usize) -> Result<()> {
             cx.download_route(l)?;
             cx.host_routed_experts(l)?;
         }
+    }
+    cx.end_streams(l)
+}
+
+/// x → x, of a layer that the device computes without the host.
+pub fn whole_layer(cx: &mut GpuPass, l: usize) -> Result<()> {
+    before_experts(cx, l)?;
+    match &cx.layer(l).ffn {
+        None => cx.end_layer(l)?,
+        Some(GpuFfn { dense: Some(expert), .. }) => cx.dense_expert(l, expert)?,
+        Some(_) => cx.whole_experts(l)?,
     }
     cx.end_streams(l)
 }

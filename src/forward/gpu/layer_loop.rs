@@ -32,22 +32,32 @@ fn begin(cx: &mut GpuPass) {
 
 /// The layers, the output norm and the head.
 fn decode(cx: &mut GpuPass) -> Result<()> {
-    run_layers(cx)?;
+    let token = cx.begin_token()?;
+    match token {
+        Some(_) => run_token(cx)?,
+        None => run_layers(cx)?,
+    }
     let start = Instant::now();
     move_stream(cx, cx.hyper().n_layers, cx.dev.head.is_some())?;
     cx.finish_pending()?;
     if cx.on_device {
         cx.outputs()?;
-        cx.logits()?;
+        match token {
+            Some(head) => cx.give_token_logits(head)?,
+            None => cx.logits()?,
+        }
     } else {
         let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
         let mut pass = CpuPass { model, cpu, batch, caches: caches.host, observer: *observer };
         pass.outputs(b);
         pass.logits(b);
     }
-    cx.note_last_states()?;
-    cx.b.events.timing.head_ns = nanos_since(start);
-    Ok(())
+    match token {
+        // The time of its head is not known.
+        Some(_) => cx.finish_token()?,
+        None => cx.b.events.timing.head_ns = nanos_since(start),
+    }
+    cx.note_last_states()
 }
 
 /// The encoder's layers, its output norm, and the keys and values of its output for the decoder.
@@ -77,12 +87,17 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
     Ok(())
 }
 
+/// A token as one graph, which is captured and whose layers are pinned.
+fn run_token(cx: &mut GpuPass) -> Result<()> {
+    upload_inputs(cx)?;
+    cx.layers().try_for_each(|l| cx.observer.layer(l))?;
+    move_stream(cx, cx.layers().start, true)?;
+    cx.launch_token()
+}
+
 fn run_layers(cx: &mut GpuPass) -> Result<()> {
     capture_graphs(cx)?;
-    cx.upload_ngrams()?;
-    upload_positions(cx)?;
-    cx.upload_blocks()?;
-    cx.upload_layer_inputs()?;
+    upload_inputs(cx)?;
     for l in cx.layers() {
         before_layer(cx, l)?;
         let is_on_device = cx.dev.layers[l].is_some();
@@ -94,6 +109,14 @@ fn run_layers(cx: &mut GpuPass) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Uploads what layers read besides the stream.
+fn upload_inputs(cx: &mut GpuPass) -> Result<()> {
+    cx.upload_ngrams()?;
+    upload_positions(cx)?;
+    cx.upload_blocks()?;
+    cx.upload_layer_inputs()
 }
 
 /// Lets other passes run, unless this one is a step: a layer of a step is queued while the one

@@ -9,7 +9,7 @@ use crate::forward::logits::LOGITS_ROWS;
 use crate::forward::{LogitRow, Logits, TopK};
 use crate::simd::kernels;
 
-impl GpuPass<'_> {
+impl<'a> GpuPass<'a> {
     /// x → normalised outputs of the rows for which the observer wants them
     pub fn outputs(&mut self) -> Result<()> {
         let n_embd = self.hyper().n_embd;
@@ -36,24 +36,39 @@ impl GpuPass<'_> {
         if wanted.is_empty() {
             return Ok(());
         }
-        let (norm, head) = self.dev.head.as_ref().expect("the head is on the device");
-        let (n_embd, n_vocab) = (self.hyper().n_embd, head.weight.rows);
         for wanted in wanted.chunks(LOGITS_ROWS) {
-            let m = wanted.len();
-            let h = self.h().slice(0..4 * m * n_embd);
-            let mut n_done = 0;
-            for run in wanted.chunk_by(|a, b| a.row + 1 == b.row) {
-                let of = |first: usize| 4 * first * n_embd..4 * (first + run.len()) * n_embd;
-                self.norm(norm, self.x().slice(of(run[0].row)), h.slice(of(n_done)))?;
-                n_done += run.len();
-            }
-            let acts = self.acts_of([head.weight.ty], m, h)?;
-            let out = self.words(&self.layout().logits, m * n_vocab);
-            self.linear(head, &acts, out)?;
-            self.cap_products(out)?;
-            self.give_products(out, wanted)?;
+            let products = self.logit_products(wanted)?;
+            self.give_products(products, wanted)?;
         }
         Ok(())
+    }
+
+    /// x → h → the head's products of some rows, capped if logits are
+    pub fn logit_products(&self, wanted: &[LogitRow]) -> Result<DeviceSlice<'a>> {
+        let (norm, head) = self.dev.head.as_ref().expect("the head is on the device");
+        let (n_embd, m) = (self.hyper().n_embd, wanted.len());
+        let h = self.h().slice(0..4 * m * n_embd);
+        let mut n_done = 0;
+        for run in wanted.chunk_by(|a, b| a.row + 1 == b.row) {
+            let of = |first: usize| 4 * first * n_embd..4 * (first + run.len()) * n_embd;
+            self.norm(norm, self.x().slice(of(run[0].row)), h.slice(of(n_done)))?;
+            n_done += run.len();
+        }
+        let acts = self.acts_of([head.weight.ty], m, h)?;
+        let out = self.logit_room(m);
+        self.linear(head, &acts, out)?;
+        self.cap_products(out)?;
+        Ok(out)
+    }
+
+    /// Memory for the head's products of so many rows.
+    pub fn logit_room(&self, n: usize) -> DeviceSlice<'a> {
+        self.words(&self.layout().logits, n * self.n_products())
+    }
+
+    /// The head's products of a row.
+    pub fn n_products(&self) -> usize {
+        self.dev.head.as_ref().map_or(0, |(_, head)| head.weight.rows)
     }
 
     /// The head's products → logits, if they are capped.
@@ -74,7 +89,10 @@ impl GpuPass<'_> {
             let end = start + rows.len() * row_bytes;
             let products = products.slice(start..end);
             match best(&rows[0]) {
-                Some(top) => self.best_logits(products, top, rows[0])?,
+                Some(top) => {
+                    self.choose_best(products, top)?;
+                    self.give_best(top.k, top, rows[0])?;
+                }
                 None => self.all_logits(products, rows)?,
             }
             start = end;
@@ -83,7 +101,7 @@ impl GpuPass<'_> {
     }
 
     /// Downloads the products of these rows and gives their logits to the observer.
-    fn all_logits(&mut self, products: DeviceSlice, rows: &[LogitRow]) -> Result<()> {
+    pub fn all_logits(&mut self, products: DeviceSlice, rows: &[LogitRow]) -> Result<()> {
         let (stream, logits) = (self.stream(), &mut self.b.logits);
         let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
         self.state.staging.download(stream, &[products], take)?;
@@ -97,7 +115,7 @@ impl GpuPass<'_> {
 
     /// Chooses the best logits of a row on the device, of the values that `Model::finish_logits`
     /// makes of the products, unless that has been done.
-    fn best_logits(&mut self, products: DeviceSlice, top: TopK, row: LogitRow) -> Result<()> {
+    pub fn choose_best(&self, products: DeviceSlice, top: TopK) -> Result<()> {
         let TopK { k, n_vocab } = top;
         let all = sample::Logits {
             data: products.slice(0..4 * n_vocab),
@@ -108,11 +126,18 @@ impl GpuPass<'_> {
         // Values and ids are downloaded as one piece.
         let best = self.words(&self.layout().best, 2 * k);
         let (values, ids) = (best.slice(0..4 * k), best.slice(4 * k..8 * k));
-        self.dev.ops.sample.top_k(self.stream(), all, k, values, ids)?;
+        self.dev.ops.sample.top_k(self.stream(), all, k, values, ids)
+    }
+
+    /// Downloads the best of the `n_chosen` logits of a row that the device has chosen, which are
+    /// the first, and gives them to the observer.
+    pub fn give_best(&mut self, n_chosen: usize, top: TopK, row: LogitRow) -> Result<()> {
+        let n_bytes = 4 * top.k;
+        let best = self.words(&self.layout().best, 2 * n_chosen);
         let (stream, b) = (self.stream(), &mut *self.b);
         self.state.staging.download(stream, &[best], &mut |_, bytes| {
-            floats(&bytes[..4 * k], &mut b.logits);
-            integers(&bytes[4 * k..], &mut b.best_ids);
+            floats(&bytes[..n_bytes], &mut b.logits);
+            integers(&bytes[4 * n_chosen..][..n_bytes], &mut b.best_ids);
         })?;
         self.wait_for_peers()?;
         let (ids, logits) = (&self.b.best_ids, &self.b.logits);
@@ -122,7 +147,7 @@ impl GpuPass<'_> {
 }
 
 /// The choice that the device makes: at most as many as its kernel can, and fewer than all.
-fn best_on_device(best: Option<TopK>, n_logits: usize) -> Option<TopK> {
+pub fn best_on_device(best: Option<TopK>, n_logits: usize) -> Option<TopK> {
     let top = best?;
     let fits = top.n_vocab <= n_logits && (1..=TOP_K_MAX).contains(&top.k);
     (fits && top.k < top.n_vocab).then_some(top)

@@ -45,6 +45,7 @@ mod recurrent;
 mod recurrent_layers;
 mod steps;
 mod streams;
+mod token_graph;
 mod upload;
 mod weights;
 mod workspace;
@@ -101,6 +102,8 @@ pub struct GpuOptions {
     /// The share of missing experts that the CPU computes, for tests. By default it depends on
     /// measured times.
     pub cpu_share: Option<f32>,
+    /// Whether a token is queued layer by layer where it could be one graph, for tests.
+    pub by_layer: bool,
 }
 
 /// A model on its devices. The first device has all but experts, and any device may hold experts.
@@ -148,6 +151,7 @@ impl Model {
         let has_experts = |l: usize| options.experts[l] && dev.layers[l].is_some();
         let has_experts: Vec<bool> = (0..dev.layers.len()).map(has_experts).collect();
         dev.is_exact = options.is_exact;
+        dev.by_layer = options.by_layer || token_graph::is_off();
         dev.tiers = self.new_tiers(gpus, options, &has_experts)?;
         let peers = self.new_peers(gpus, dev.tiers.as_ref(), n)?;
         let row = 4 * self.hyper.n_embd;

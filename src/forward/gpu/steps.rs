@@ -39,6 +39,13 @@ pub struct GraphCounts {
     pub n_read_first: usize,
     /// By layer: nodes of the graphs of a row alone, before its experts and from there on.
     pub nodes: Vec<[usize; 2]>,
+    /// Graphs of whole tokens that were captured, and those that were run.
+    pub n_tokens_captured: usize,
+    pub n_token_runs: usize,
+    /// Nodes of the one that was captured last.
+    pub n_token_nodes: usize,
+    /// Graphs of all kinds that were launched.
+    pub n_launches: usize,
 }
 
 impl Steps {

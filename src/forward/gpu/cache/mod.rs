@@ -10,6 +10,7 @@ pub use copies::CacheCopies;
 use crate::Result;
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::{DeviceBuffer, Graph};
+use crate::forward::TopK;
 use crate::model::kv::{CacheType, LayerShape};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,12 +29,45 @@ struct SlotRanges {
 /// and of the source text that it is captured for.
 pub type LayerGraph = Option<([usize; 2], Graph)>;
 
+/// The part of a graph behind the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenHead {
+    None,
+    /// The output norm and the head.
+    Products,
+    /// And the choice of the best logits.
+    Best(TopK),
+}
+
+impl TokenHead {
+    /// Whether it makes all that `wanted` does. The best logits are the first of more of them.
+    pub fn covers(self, wanted: TokenHead) -> bool {
+        match (self, wanted) {
+            (_, TokenHead::None) | (TokenHead::Best(_), TokenHead::Products) => true,
+            (TokenHead::Best(own), TokenHead::Best(wanted)) => {
+                own.n_vocab == wanted.n_vocab && own.k >= wanted.k
+            }
+            (own, wanted) => own == wanted,
+        }
+    }
+}
+
+/// The captured graph of a decoded token.
+pub struct TokenGraph {
+    /// See `GpuPass::graph_key`.
+    pub key: [usize; 2],
+    pub head: TokenHead,
+    pub graph: Graph,
+}
+
 pub struct GpuCache {
     /// No other cache of the process has it, or had it.
     id: u64,
     /// By slot: the graph of the layer for decoded tokens, which reads and writes `buffer`.
     /// Declared before `buffer`, so that it is dropped first.
     graphs: Vec<Mutex<LayerGraph>>,
+    /// The graph of all of a decoded token.
+    token_graph: Mutex<Option<TokenGraph>>,
     buffer: DeviceBuffer,
     /// None for layers on the CPU.
     slots: Vec<Option<SlotRanges>>,
@@ -84,7 +118,8 @@ impl GpuCache {
         let graphs = shapes.iter().map(|_| Mutex::default()).collect();
         let copies = copies.clone();
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let cache = GpuCache { id, graphs, buffer, slots, types: (k, v), n_ctx, copies };
+        let (token_graph, types) = (Mutex::default(), (k, v));
+        let cache = GpuCache { id, graphs, token_graph, buffer, slots, types, n_ctx, copies };
         cache.clear_states()?;
         Ok(cache)
     }
@@ -104,6 +139,16 @@ impl GpuCache {
     pub fn graph(&self, slot: usize) -> MutexGuard<'_, LayerGraph> {
         // After a panic there is a valid graph or none.
         self.graphs[slot].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn token_graph(&self) -> MutexGuard<'_, Option<TokenGraph>> {
+        // As above.
+        self.token_graph.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops the graphs of layers.
+    pub fn drop_layer_graphs(&self) {
+        (0..self.graphs.len()).for_each(|slot| *self.graph(slot) = None);
     }
 
     /// Whether the device has the slot's layer.

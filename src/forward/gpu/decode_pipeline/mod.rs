@@ -54,11 +54,23 @@ impl<'a> GpuPass<'a> {
 
     /// Pins the layer's resident experts and uploads its slot table.
     pub fn pin_layer(&mut self, l: usize, tiers: &VramTiers) -> Result<PinnedLayer> {
-        let (stream, table) = (self.stream(), self.slot_table(l));
-        let PassState { pipeline, peers, .. } = &mut *self.state;
+        let pipeline = &self.state.pipeline;
         let index = pipeline.layer(l).slot;
         assert!(pipeline.pending.as_ref().is_none_or(|before| before.pinned.slot != index));
-        let DecodePipeline { slots, layers, pinned, number, table_stream, .. } = pipeline;
+        let is_whole = self.pin_table(l, tiers);
+        self.upload_table(l)?;
+        let DecodePipeline { slots, number, .. } = &mut self.state.pipeline;
+        if !is_whole {
+            *number = number.wrapping_add(1);
+        }
+        slots[index].set_number(*number);
+        Ok(PinnedLayer { slot: index, number: (!is_whole).then_some(*number) })
+    }
+
+    /// Pins the layer's resident experts. Returns whether they are all of it.
+    pub fn pin_table(&mut self, l: usize, tiers: &VramTiers) -> bool {
+        let PassState { pipeline: DecodePipeline { layers, pinned, .. }, peers, .. } =
+            &mut *self.state;
         let layer = layers[l].as_mut().expect("a layer with routed experts");
         let mut is_changed = match tiers.get(0).filter(|vram| vram.has(l)) {
             Some(vram) => vram.pin_layer(l, &mut layer.own),
@@ -71,19 +83,22 @@ impl<'a> GpuPass<'a> {
         if is_changed {
             layer.combine(l, peers);
         }
-        let slot = &slots[index];
-        if !layer.is_uploaded {
-            // The last look-up in it is done: the host has read its result.
-            slot.upload_table(table_stream, table, &layer.table)?;
-            table_stream.then(stream)?;
-            layer.is_uploaded = true;
+        layer.n_absent == 0
+    }
+
+    /// Uploads the layer's slot table, unless the device has it. Returns whether it did.
+    pub fn upload_table(&mut self, l: usize) -> Result<bool> {
+        let (stream, table) = (self.stream(), self.slot_table(l));
+        let DecodePipeline { slots, layers, table_stream, .. } = &mut self.state.pipeline;
+        let layer = layers[l].as_mut().expect("a layer with routed experts");
+        if layer.is_uploaded {
+            return Ok(false);
         }
-        let is_whole = layer.n_absent == 0;
-        if !is_whole {
-            *number = number.wrapping_add(1);
-        }
-        slot.set_number(*number);
-        Ok(PinnedLayer { slot: index, number: (!is_whole).then_some(*number) })
+        // The last look-up in it is done: the host has read its result.
+        slots[layer.slot].upload_table(table_stream, table, &layer.table)?;
+        table_stream.then(stream)?;
+        layer.is_uploaded = true;
+        Ok(true)
     }
 
     /// The layer's slot table on the device: u64 [experts, granules].
@@ -173,12 +188,14 @@ impl<'a> GpuPass<'a> {
             }
         }
         // A session whose first text was one token has captured no graphs.
+        let n_graphs = usize::from(self.expert_graphs(l).is_some());
         match self.expert_graphs(l) {
             // SAFETY: the graph uses memory of the model, which owns the graph. The table holds 0
             // or the addresses of granules of this layer, which are pinned.
             Some(graphs) => unsafe { stream.run(&graphs.resident)? },
             None => self.resident_experts(l)?,
         }
+        self.state.graph_counts.n_launches += n_graphs;
         self.place_peer_sums(&shape, &helping)?;
         let pipeline = &mut self.state.pipeline;
         let end = match pinned.number {
@@ -195,12 +212,14 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Queues the sum of a layer's experts and the residual. Returns a fence behind them.
-    fn queue_sum(&self, l: usize) -> Result<Fence> {
+    fn queue_sum(&mut self, l: usize) -> Result<Fence> {
+        let n_graphs = usize::from(self.expert_graphs(l).is_some());
         match self.expert_graphs(l) {
             // SAFETY: the graph uses memory of the model, which owns the graph.
             Some(graphs) => unsafe { self.stream().run(&graphs.sum)? },
             None => self.sum_experts(l)?,
         }
+        self.state.graph_counts.n_launches += n_graphs;
         Fence::after(self.stream())
     }
 
@@ -237,6 +256,15 @@ impl<'a> GpuPass<'a> {
         self.routed_sum(l, self.n_pairs(), false)
     }
 
+    /// The look-up of experts that are all there, which posts the route; these, and their sum.
+    pub fn whole_experts(&self, l: usize) -> Result<()> {
+        let post = self.state.pipeline.routes.post(l, self.route_bytes());
+        // SAFETY: the router chooses among the layer's experts.
+        unsafe { self.dev.ops.resolve.launch(self.stream(), &self.lookup(l), Some(&post))? };
+        self.resident_experts(l)?;
+        self.sum_experts(l)
+    }
+
     /// Copies the sums of peers into the rows of the first device's `partial`.
     fn place_peer_sums(&mut self, shape: &DeviceShape, helping: &[usize]) -> Result<()> {
         if helping.is_empty() {
@@ -267,7 +295,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Tells predictors of a layer whose routing is in `b`.
-    fn publish_answered(&mut self, answered: Option<usize>) {
+    pub fn publish_answered(&mut self, answered: Option<usize>) {
         if let Some(l) = answered {
             self.model.publish_look_ahead(self.cpu, self.batch, self.b, l);
         }
@@ -303,17 +331,21 @@ impl<'a> GpuPass<'a> {
                 self.queue_sum(l)?
             }
         };
-        let pipeline = &mut self.state.pipeline;
-        pipeline.waits.retain(|wait| Some(wait.number) != number);
-        pipeline.pinned.retain(|pinned| *pinned != l);
-        pipeline.used.clear();
-        let used = self.b.route.chosen.iter().filter(|expert| **expert != NO_EXPERT);
-        pipeline.used.extend(used);
-        pipeline.used.sort_unstable();
-        pipeline.used.dedup();
+        self.state.pipeline.waits.retain(|wait| Some(wait.number) != number);
         self.state.hybrid.begin_attention();
-        tiers.unpin_layer(l, &pipeline.used, Some(&end));
+        self.unpin_layer(l, tiers, Some(&end));
         Ok(Some(l))
+    }
+
+    /// Unpins a layer, whose routing is in `b`. Its slots are in use until `end`, if not over.
+    pub fn unpin_layer(&mut self, l: usize, tiers: &VramTiers, end: Option<&Fence>) {
+        let DecodePipeline { pinned, used, .. } = &mut self.state.pipeline;
+        pinned.retain(|pinned| *pinned != l);
+        used.clear();
+        used.extend(self.b.route.chosen.iter().filter(|expert| **expert != NO_EXPERT));
+        used.sort_unstable();
+        used.dedup();
+        tiers.unpin_layer(l, used, end);
     }
 
     /// Reads what was posted of a layer. Returns the number of pairs that it misses.

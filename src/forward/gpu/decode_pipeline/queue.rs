@@ -5,7 +5,7 @@ use crate::backend::gpu::host_waits::Waiting;
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{Device, DeviceSlice, Graph, Pinned, PinnedKind, Stream};
 use crate::experts::vram::{Fence, GranuleLayout, SlotTable, VramTiers};
-use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot};
+use crate::forward::gpu::decode_pipeline::slot::{PARTS, PipelineSlot, TokenRoutes};
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::{RouteParts, expert_width, n_input_floats};
@@ -72,6 +72,8 @@ impl QueuedLayer {
 /// The layers of a token, or of a step of several rows, that are queued.
 pub struct DecodePipeline {
     pub slots: [PipelineSlot; SLOTS],
+    /// The routing of a token that is one graph.
+    pub routes: TokenRoutes,
     /// By layer; none if the layer has no routed experts.
     pub layers: Vec<Option<QueuedLayer>>,
     /// The layer that was queued last, whose routing the host has not read.
@@ -146,6 +148,8 @@ impl DecodePipeline {
         let down = RouteParts::new(MAX_TOKENS, routing.k, n_experts).n_bytes() + 4 * rows;
         let table = 8 * n_experts * n_granules;
         let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
+        let route = RouteParts::new(1, routing.k, n_experts).n_bytes();
+        let routes = TokenRoutes::new(gpu, hyper.n_layers, route)?;
         // The sums of all experts of the rows, and a table for each granule as it is loaded.
         let sums_bytes = 4 * MAX_TOKENS * routing.k * width;
         let tables_bytes = 8 * MAX_TOKENS * routing.k * n_granules * (n_granules + 1);
@@ -158,6 +162,7 @@ impl DecodePipeline {
         go.store_word(0, 0);
         Ok(DecodePipeline {
             slots,
+            routes,
             layers,
             pending: None,
             pinned: Vec::with_capacity(SLOTS),
@@ -172,7 +177,13 @@ impl DecodePipeline {
         })
     }
 
-    /// Forgets the layers of a failed pass and unpins them. The caller has waited for the devices.
+    /// All layers that are pinned get the number of the last one that was not whole, as a whole
+    /// layer does.
+    pub fn keep_number(&self) {
+        self.slots.iter().for_each(|slot| slot.set_number(self.number));
+    }
+
+    /// Forgets the layers of a pass and unpins them. Devices do not use them.
     pub fn release_all(&mut self, tiers: &VramTiers) {
         self.pending = None;
         self.waits.clear();

@@ -5,6 +5,7 @@ use crate::Result;
 use crate::backend::gpu::slots::Post;
 use crate::backend::gpu::{Device, DeviceSlice, Event, Pinned, PinnedKind, Stream};
 use crate::forward::gpu::upload::starts;
+use std::ops::Range;
 
 /// The parts that the host gets: the route, h and the residual stream if they are wanted, and what
 /// experts read if it is not h.
@@ -81,5 +82,39 @@ impl PipelineSlot {
             *part = unsafe { self.down.bytes(at..at + size) };
         }
         Ok(parts)
+    }
+}
+
+/// Mapped memory for the routing of all layers of a token at once.
+pub struct TokenRoutes {
+    down: Pinned,
+    route_bytes: usize,
+    layer_bytes: usize,
+}
+
+impl TokenRoutes {
+    /// For so many layers with a route of this size each.
+    pub fn new(gpu: &Device, n_layers: usize, route_bytes: usize) -> Result<TokenRoutes> {
+        let layer_bytes = route_bytes.next_multiple_of(64);
+        let bytes = (n_layers * layer_bytes).max(64);
+        let down = Pinned::of(gpu, bytes, PinnedKind::Mapped, "a token's routing")?;
+        Ok(TokenRoutes { down, route_bytes, layer_bytes })
+    }
+
+    /// The place of a layer's route.
+    pub fn post<'a>(&'a self, l: usize, route: DeviceSlice<'a>) -> Post<'a> {
+        let to = self.down.slice(self.range(l));
+        Post { route, rows: None, latent: None, to, at: [0; 3] }
+    }
+
+    /// A layer's route. The caller has waited for the token.
+    pub fn route(&self, l: usize) -> &[u8] {
+        // SAFETY: it is written, and no graph of a token is launched before the pass has read it.
+        unsafe { self.down.bytes(self.range(l)) }
+    }
+
+    fn range(&self, l: usize) -> Range<usize> {
+        let start = l * self.layer_bytes;
+        start..start + self.route_bytes
     }
 }
