@@ -46,10 +46,11 @@ impl Machine {
     ) -> Machine {
         let (splitter, planner, timer) = (None, None, Costs::default());
         let (link, is_prompt, now) = (Link::new(link), false, 0);
-        let meter = LinkMeter::new(&state);
+        let mut meter = LinkMeter::new(&state);
         // As in the engine. Free room is not filled, as traces begin with requests that do.
         if mode == Mode::Timed {
             state.swap_when_idle();
+            meter.measure_price(&state);
         }
         Machine { state, predictor, splitter, planner, is_prompt, timer, link, meter, mode, now }
     }

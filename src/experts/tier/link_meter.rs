@@ -9,13 +9,18 @@ use super::state::State;
 #[derive(Clone, Debug)]
 pub struct LinkMeter {
     rate: LinkRate,
-    price: LinkPrice,
+    /// None where times must not decide what is prefetched.
+    price: Option<LinkPrice>,
 }
 
 impl LinkMeter {
     pub fn new(state: &State) -> LinkMeter {
-        let granule_bytes = state.granule_bytes();
-        LinkMeter { rate: LinkRate::new(granule_bytes), price: LinkPrice::new(granule_bytes) }
+        LinkMeter { rate: LinkRate::new(state.granule_bytes()), price: None }
+    }
+
+    /// From now on the price of prefetch is measured.
+    pub fn measure_price(&mut self, state: &State) {
+        self.price = Some(LinkPrice::new(state.granule_bytes()));
     }
 
     /// The read with this number has started at `now`, ns.
@@ -23,9 +28,10 @@ impl LinkMeter {
         let ticket = state.ticket(number);
         let bytes = ticket.piece.len as u64;
         self.rate.started(now, bytes);
-        match state.is_prompt() {
-            true => self.price.interrupt(),
-            false => self.price.started(now, ticket.cause, bytes),
+        match &mut self.price {
+            Some(price) if state.is_prompt() => price.interrupt(),
+            Some(price) => price.started(now, ticket.cause, bytes),
+            None => {}
         }
     }
 
@@ -34,9 +40,9 @@ impl LinkMeter {
         let ticket = state.ticket(number);
         let (bytes, is_demand) = (ticket.piece.len as u64, ticket.cause == Cause::Demand);
         self.rate.ended(now, bytes);
-        if is_demand {
-            self.price.ended(now, !state.has_demand());
-            state.set_prefetch_price(self.price.price());
+        if let Some(price) = self.price.as_mut().filter(|_| is_demand) {
+            price.ended(now, !state.has_demand());
+            state.set_prefetch_price(price.price());
         }
         state.set_prefetch_granules(self.rate.n_granules());
     }

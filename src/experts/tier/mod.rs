@@ -99,9 +99,10 @@ impl Tier {
     /// From now on the link fills free room while it has nothing else to do, and brings what is
     /// expected in the place of what is worth less.
     pub fn use_idle_link(&self) {
-        let mut shared = self.lock();
-        shared.state.fill_free_room();
-        shared.state.swap_when_idle();
+        let Shared { state, meter, .. } = &mut *self.lock();
+        state.fill_free_room();
+        state.swap_when_idle();
+        meter.measure_price(state);
     }
 
     /// From now on this tier reports to the tier below which experts it holds whole.
