@@ -5,7 +5,7 @@
 //! caches send the encoder's attention, and that of what the decoder is given at once, to tensor
 //! cores.
 
-use crate::support::{choice, gpu_options};
+use crate::support::{at_rest, choice, gpu_options};
 use common::{convert_golden, golden_options, load, read_ids};
 use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::Config;
@@ -18,7 +18,7 @@ use moeba::gguf::{Gguf, Override};
 use moeba::model::Bound;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The numbers of tokens that the decoder gets at once, and one by one.
 const BEGINNING: usize = 6;
@@ -71,17 +71,8 @@ fn answer(engine: &Arc<Engine>, texts: &[Text]) -> Vec<f32> {
         say(&mut session, &text.target, &mut out);
     }
     drop(session);
-    at_rest(engine);
+    at_rest(engine, Duration::from_secs(60));
     out
-}
-
-/// Waits for prefetches that may still be on their way.
-fn at_rest(engine: &Arc<Engine>) {
-    let start = Instant::now();
-    while !engine.model().hierarchy().check_integrity() {
-        assert!(start.elapsed() < Duration::from_secs(60), "experts are still pinned");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

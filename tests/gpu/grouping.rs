@@ -1,7 +1,7 @@
 //! Prompts whose pairs of rows and experts the device groups: they have the bits of those that the
 //! host groups, and count as they do.
 
-use crate::support::choice;
+use crate::support::{at_rest, choice};
 use common::stream::wide;
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
@@ -28,11 +28,7 @@ fn answer(engine: &Arc<Engine>, text: &[u32], is_recorded: bool) -> Vec<u32> {
     session.record_experts(is_recorded);
     session.eval_all(text, &mut |_, l| out.extend(l.iter().map(|l| l.to_bits()))).unwrap();
     drop(session);
-    let start = Instant::now();
-    while !engine.model().hierarchy().check_integrity() {
-        assert!(start.elapsed() < Duration::from_secs(20), "experts are still pinned");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    at_rest(engine, Duration::from_secs(20));
     out
 }
 

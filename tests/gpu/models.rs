@@ -5,7 +5,7 @@
 //! within a bound there and to the bit everywhere else; and to the bit across budgets, CPU shares,
 //! splits of the layers and stream orders.
 
-use crate::support::{choice, gpu_options};
+use crate::support::{at_rest, choice, gpu_options};
 use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::Emulated;
 use moeba::backend::gpu::emulated::Config;
@@ -16,7 +16,7 @@ use moeba::gguf::Gguf;
 use moeba::model::Bound;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The length of the prompt: more than the kernels of few tokens take.
 const PROMPT: usize = 11;
@@ -59,12 +59,7 @@ fn answer_to(engine: &Arc<Engine>, tokens: &[u32], n_prompt: usize) -> Vec<f32> 
         out.extend_from_slice(session.eval(&[*token], Want::Last).unwrap().all());
     }
     drop(session);
-    // What was foretold may still be on its way.
-    let start = Instant::now();
-    while !engine.model().hierarchy().check_integrity() {
-        assert!(start.elapsed() < Duration::from_secs(20), "experts are still pinned");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    at_rest(engine, Duration::from_secs(20));
     out
 }
 

@@ -1,7 +1,7 @@
 //! Several devices, each with its own experts: whichever has an expert, and however many there are,
 //! the bits are those of one device and of the CPU.
 
-use crate::support::choice;
+use crate::support::{at_rest, choice};
 use common::{POLICIES, convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::plan::ram::{RamBudget, VramBudget};
@@ -9,7 +9,7 @@ use moeba::engine::plan::vram::CpuMoe;
 use moeba::engine::{CacheType, DeviceChoice, Engine, EngineOptions, TestHooks, Want};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The length of the prompt: more than the kernels of few tokens take.
 const PROMPT: usize = 11;
@@ -33,12 +33,7 @@ fn answer(engine: &Arc<Engine>) -> Vec<u32> {
         keep(session.eval(&[*token], Want::Last).unwrap().all());
     }
     drop(session);
-    // What was foretold may still be on its way.
-    let start = Instant::now();
-    while !engine.model().hierarchy().check_integrity() {
-        assert!(start.elapsed() < Duration::from_secs(60), "experts are still pinned");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    at_rest(engine, Duration::from_secs(60));
     out
 }
 

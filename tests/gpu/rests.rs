@@ -1,12 +1,12 @@
 //! Steps of decode between the layers of a prompt's pass on the emulated device: every text has the
 //! bits that it has alone.
 
-use crate::support::choice;
+use crate::support::{at_rest, choice};
 use common::{convert_golden, golden_options, load};
 use moeba::backend::gpu::emulated::Config;
 use moeba::engine::{BatchRow, CacheType, Engine, EngineOptions, Interlude, Phase, Session, Want};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const N_PROMPT: usize = 12;
 
@@ -70,11 +70,7 @@ fn check(engine: &Arc<Engine>, what: &str, n: usize) {
         assert!(step(&mut expected, i, eval) == *got, "{what}: step {i}");
     }
     assert!(step(&mut expected, 7, eval) == step(&mut others, 7, eval), "{what}: the next step");
-    let start = Instant::now();
-    while !engine.model().hierarchy().check_integrity() {
-        assert!(start.elapsed() < Duration::from_secs(20), "experts are still pinned");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    at_rest(engine, Duration::from_secs(20));
 }
 
 fn on_device(devices: usize) -> EngineOptions {

@@ -6,9 +6,10 @@ use moeba::backend::gpu::emulated::Config;
 use moeba::backend::gpu::{Device, DeviceBuffer, Emulated, Stream};
 use moeba::engine::device::Gpus;
 use moeba::engine::plan::vram::DevicePlan;
-use moeba::engine::{DeviceChoice, EngineOptions};
+use moeba::engine::{DeviceChoice, Engine, EngineOptions};
 use moeba::forward::gpu::GpuOptions;
 use moeba::policy::Profile;
+use std::time::{Duration, Instant};
 
 fn is_real() -> bool {
     match std::env::var("MOEBA_TEST_DEVICE") {
@@ -23,6 +24,16 @@ pub fn choice(config: Config) -> DeviceChoice {
     match is_real() && config.devices == 1 {
         true => DeviceChoice::Cuda(Gpus::These(vec![0])),
         false => DeviceChoice::Emulated(config),
+    }
+}
+
+/// Waits, no longer than `most`, until no expert is pinned: what was foretold may still be on its
+/// way.
+pub fn at_rest(engine: &Engine, most: Duration) {
+    let start = Instant::now();
+    while !engine.model().hierarchy().check_integrity() {
+        assert!(start.elapsed() < most, "experts are still pinned");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
