@@ -54,6 +54,8 @@ pub struct LinkPrice {
     ms: f64,
     squares: [[f64; N]; N],
     products: [f64; N],
+    /// By the samples so far.
+    price: f64,
 }
 
 impl LinkPrice {
@@ -70,6 +72,7 @@ impl LinkPrice {
             ms: 0.0,
             squares: [[0.0; N]; N],
             products: [0.0; N],
+            price: 0.0,
         }
     }
 
@@ -126,13 +129,18 @@ impl LinkPrice {
             row.iter_mut().zip(x).for_each(|(sum, b)| *sum = keep * *sum + a * b);
             *product = keep * *product + a * took;
         }
+        if self.n >= LEAST {
+            self.price = self.fit();
+        }
     }
 
-    /// From 0 to 1.
+    /// From 0 to 1; 0 while too little is known.
     pub fn price(&self) -> f64 {
-        if self.n < LEAST {
-            return 0.0;
-        }
+        self.price
+    }
+
+    /// The price by least squares.
+    fn fit(&self) -> f64 {
         let mut squares = self.squares;
         for (i, row) in squares.iter_mut().enumerate() {
             row[i] += if i == PREFETCH { PRIOR } else { 1e-6 * self.n };
