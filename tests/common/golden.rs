@@ -1,8 +1,9 @@
 //! The golden checkpoints. Their large files are tracked packed, as `tests/golden/pack.py` writes
-//! them: bytes at even places, then bytes at odd ones, through gzip.
+//! them: bytes at even places, then bytes at odd ones, in LZMA.
 
 use crate::{program, repo};
 use flate2::read::GzDecoder;
+use lzma_rust2::LzmaReader;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -51,9 +52,10 @@ pub fn gunzip(path: &Path) -> Vec<u8> {
     content
 }
 
-fn unpack(gzip: &[u8]) -> Vec<u8> {
+fn unpack(lzma: &[u8]) -> Vec<u8> {
     let mut planes = Vec::new();
-    GzDecoder::new(gzip).read_to_end(&mut planes).unwrap();
+    let mut reader = LzmaReader::new_mem_limit(lzma, u32::MAX, None).unwrap();
+    reader.read_to_end(&mut planes).unwrap();
     let (even, odd) = planes.split_at(planes.len().div_ceil(2));
     let mut out: Vec<u8> = even.iter().zip(odd).flat_map(|(a, b)| [*a, *b]).collect();
     out.extend(even.get(odd.len()));
