@@ -321,7 +321,7 @@ fn a_prefetch_is_read_without_being_asked_for() {
 fn free_room_is_filled_beside_demand() {
     check("filling, two links", 2, || {
         let world = World::new(1, 3, 1, false);
-        world.tier.use_idle_link();
+        world.tier.use_idle_link(None);
         let links = [world.link(0), world.link(0)];
         world.decode(&[1], 1);
         world.end(links);
@@ -333,7 +333,7 @@ fn an_idle_link_swaps_beside_demand() {
     check("swap", 2, || {
         let eviction = ScanResistant::new(&Shape::of_model(vec![3], 1));
         let world = World::with(Box::new(eviction), 1, [2, 1], false);
-        world.tier.use_idle_link();
+        world.tier.use_idle_link(None);
         let link = world.link(0);
         world.decode(&[0], 1);
         world.tier.observe(&Event::Expected { layer: 0, used: &[0.0, 0.0, 1.0] });

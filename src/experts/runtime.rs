@@ -9,6 +9,7 @@ use super::acquisition::{Access, Acquisition, LayerPart};
 use super::counters::Counters;
 use super::layout::place::LayerExperts;
 use super::policy_driver::{PolicyDriver, PredictedLayers, Timer};
+use super::tier::link_price::LinkPrice;
 use super::tier::{Fault, Layout, Stop, Tier, TierPlan};
 use crate::policy::{Event, Expert, Policy, PolicySpec, Profile, Schedule, Wants};
 use crate::{Error, Result};
@@ -16,6 +17,9 @@ use crate::{Error, Result};
 /// Brings granules into a tier's slots, on threads of its own that take reads from the tier until
 /// it is closed. Dropping it waits for them.
 pub trait Mover: Send + Sync + 'static {
+    /// The profile's section with the link's price of prefetch.
+    fn price_section(&self) -> &'static str;
+
     fn tier(&self) -> &Tier;
 
     /// Wakes threads that sleep outside of the tier. Takes no lock: the tier's may be held.
@@ -108,12 +112,12 @@ impl<M: Mover> TierRuntime<M> {
         let Policy { eviction, predictor, splitter, notes } =
             options.policy.build(&shape, options.profile);
         notes.iter().for_each(|note| log::warn!("{note}"));
-        let tier = Tier::new(plan.clone(), layout, eviction);
+        let mover = Arc::new(open(Tier::new(plan.clone(), layout, eviction))?);
         // What an idle link brings depends on time, and in lockstep nothing may.
         if !options.lockstep {
-            tier.use_idle_link();
+            let price = known_price(options.profile, mover.price_section());
+            mover.tier().use_idle_link(price);
         }
-        let mover = Arc::new(open(tier)?);
         let bytes = |l: &Option<LayerExperts>| l.as_ref().map_or(0, |l| l.expert_bytes() as u64);
         let timer = Timer::new(&layers.iter().map(bytes).collect::<Vec<u64>>());
         let timer = if options.lockstep { timer.in_lockstep() } else { timer };
@@ -225,6 +229,12 @@ impl<M: Mover> TierRuntime<M> {
     }
 }
 
+/// The price of prefetch in a profile.
+fn known_price(profile: &Profile, section: &str) -> Option<f64> {
+    let price = LinkPrice::restore(profile.get(section)?);
+    price.inspect_err(|why| log::warn!("the profile's {section} is not used: {why}")).ok()
+}
+
 impl<M: Mover> PolicyClient for TierRuntime<M> {
     fn observe_by_eviction(&self, event: &Event) {
         if let Some(event) = event.of_layers(&|layer| self.has(layer as usize)) {
@@ -267,6 +277,10 @@ impl<M: Mover> PolicyClient for TierRuntime<M> {
     fn save(&self, profile: &mut Profile) {
         self.tier().save(profile);
         self.policy.save(profile);
+        // Alone it is of no use.
+        if let Some(price) = self.tier().encode_price().filter(|_| !profile.is_empty()) {
+            profile.set(self.mover.price_section(), price);
+        }
     }
 
     fn counters(&self) -> Counters {

@@ -50,7 +50,7 @@ impl Machine {
         // As in the engine. Free room is not filled, as traces begin with requests that do.
         if mode == Mode::Timed {
             state.swap_when_idle();
-            meter.measure_price(&state);
+            meter.measure_price(&mut state, None);
         }
         Machine { state, predictor, splitter, planner, is_prompt, timer, link, meter, mode, now }
     }

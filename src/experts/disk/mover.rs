@@ -182,6 +182,10 @@ impl DiskMover {
 }
 
 impl Mover for DiskMover {
+    fn price_section(&self) -> &'static str {
+        "price.disk"
+    }
+
     fn tier(&self) -> &Tier {
         &self.core.tier
     }

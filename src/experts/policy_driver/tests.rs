@@ -50,6 +50,10 @@ impl Layout for OnePiece {
 struct Even(Tier);
 
 impl Mover for Even {
+    fn price_section(&self) -> &'static str {
+        "price.even"
+    }
+
     fn tier(&self) -> &Tier {
         &self.0
     }

@@ -18,9 +18,16 @@ impl LinkMeter {
         LinkMeter { rate: LinkRate::new(state.granule_bytes()), price: None }
     }
 
-    /// From now on the price of prefetch is measured.
-    pub fn measure_price(&mut self, state: &State) {
-        self.price = Some(LinkPrice::new(state.granule_bytes()));
+    /// From now on the price of prefetch is measured. `known`: by an earlier run.
+    pub fn measure_price(&mut self, state: &mut State, known: Option<f64>) {
+        let price = LinkPrice::new(state.granule_bytes(), known);
+        state.set_prefetch_price(price.price());
+        self.price = Some(price);
+    }
+
+    /// The price for the profile, if it is known.
+    pub fn encode_price(&self) -> Option<Vec<u8>> {
+        self.price.as_ref()?.encode()
     }
 
     /// The read with this number has started at `now`, ns.

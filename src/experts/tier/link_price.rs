@@ -6,7 +6,8 @@
 //! It is measured by least squares over the bursts of demand in decode: the time that a burst takes
 //! as a constant, and parts for its bytes, for the bytes prefetched and for the time passed since
 //! the burst before. A sample is the mean of some bursts, as a limit is kept over many
-//! milliseconds: what delays one burst helps the next. The caller brings the clock.
+//! milliseconds: what delays one burst helps the next. The caller brings the clock. The profile keeps
+//! the price: a later run would prefetch at a loss until it has measured it again.
 
 use super::queue::Cause;
 
@@ -19,7 +20,8 @@ const BURSTS: u32 = 8;
 const WINDOW: f64 = 64.0;
 const LEAST: f64 = 12.0;
 
-/// Prefetch is free until so many samples, with a granule of prefetch a burst, tell otherwise.
+/// The price is that of the profile, else 0, until so many samples, with a granule of prefetch a
+/// burst, tell otherwise.
 const PRIOR: f64 = 1.0;
 
 /// A sample that takes so many times the mean is one that the machine has disturbed: it counts as
@@ -41,6 +43,8 @@ struct Burst {
 #[derive(Clone, Debug)]
 pub struct LinkPrice {
     granule_bytes: f64,
+    /// The price by the profile.
+    known: f64,
     burst: Option<Burst>,
     /// Since the last burst ended.
     prefetched: u64,
@@ -59,9 +63,12 @@ pub struct LinkPrice {
 }
 
 impl LinkPrice {
-    pub fn new(granule_bytes: u64) -> LinkPrice {
+    /// `known`: the price that an earlier run has measured, from 0 to 1.
+    pub fn new(granule_bytes: u64, known: Option<f64>) -> LinkPrice {
+        let known = known.unwrap_or_default();
         LinkPrice {
             granule_bytes: granule_bytes.max(1) as f64,
+            known,
             burst: None,
             prefetched: 0,
             last_end: None,
@@ -72,8 +79,22 @@ impl LinkPrice {
             ms: 0.0,
             squares: [[0.0; N]; N],
             products: [0.0; N],
-            price: 0.0,
+            price: known,
         }
+    }
+
+    /// The price in a profile's section. Returns the reason as a clause, for use after a colon.
+    pub fn restore(bytes: &[u8]) -> Result<f64, String> {
+        let bytes = bytes.try_into().map_err(|_| format!("it has {} bytes", bytes.len()))?;
+        let price = f64::from_le_bytes(bytes);
+        let is_price = (0.0..=1.0).contains(&price);
+        is_price.then_some(price).ok_or_else(|| format!("{price} is not between 0 and 1"))
+    }
+
+    /// The same section: little-endian. `None` if nothing is known.
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        let is_known = self.n >= LEAST || self.known > 0.0;
+        is_known.then(|| self.price.to_le_bytes().to_vec())
     }
 
     /// A read for decode has started at `now`, ns.
@@ -119,8 +140,10 @@ impl LinkPrice {
         (self.burst, self.prefetched, self.last_end) = (None, 0, None);
     }
 
-    /// Adds a sample.
-    fn add(&mut self, x: [f64; N], took: f64) {
+    /// Adds a sample. A byte of prefetch counts as the part of a byte of demand that is known, so
+    /// that what is measured is the difference to it.
+    fn add(&mut self, mut x: [f64; N], took: f64) {
+        x[DEMAND] += self.known * x[PREFETCH];
         let keep = 1.0 - 1.0 / WINDOW;
         let took = if self.n > 0.0 { took.min(MOST * self.ms / self.n) } else { took };
         self.n = keep * self.n + 1.0;
@@ -134,7 +157,7 @@ impl LinkPrice {
         }
     }
 
-    /// From 0 to 1; 0 while too little is known.
+    /// From 0 to 1; that of the profile, else 0, while too little is measured.
     pub fn price(&self) -> f64 {
         self.price
     }
@@ -146,8 +169,8 @@ impl LinkPrice {
             row[i] += if i == PREFETCH { PRIOR } else { 1e-6 * self.n };
         }
         let per = solve(squares, self.products);
-        let price = per[PREFETCH] / per[DEMAND];
-        if price.is_finite() && per[DEMAND] > 0.0 { price.clamp(0.0, 1.0) } else { 0.0 }
+        let price = self.known + per[PREFETCH] / per[DEMAND];
+        if price.is_finite() && per[DEMAND] > 0.0 { price.clamp(0.0, 1.0) } else { self.known }
     }
 }
 
@@ -208,8 +231,8 @@ mod tests {
     }
 
     /// The price after bursts of demand, with computation and prefetch before each.
-    fn measured(budget: f64, n: usize) -> f64 {
-        let (mut price, mut draw) = (LinkPrice::new(GRANULE), Draw(7));
+    fn measured(budget: f64, n: usize, known: Option<f64>) -> f64 {
+        let (mut price, mut draw) = (LinkPrice::new(GRANULE, known), Draw(7));
         let (mut link, mut now) = (Link { budget, credit: 0.0, at: 0.0 }, 0);
         for _ in 0..n {
             let (compute, prefetch) = ((2 + draw.below(3)) * GRANULE, draw.below(3) * GRANULE);
@@ -226,15 +249,31 @@ mod tests {
 
     #[test]
     fn idle_time_is_free_unless_the_rate_is_limited() {
-        assert_eq!(measured(0.3, 80), 0.0, "not known yet");
-        assert!(measured(1e3, 800) < 0.1, "{}", measured(1e3, 800));
-        assert!(measured(0.3, 800) > 0.8, "{}", measured(0.3, 800));
+        assert_eq!(measured(0.3, 80, None), 0.0, "not known yet");
+        for known in [None, Some(0.0), Some(0.5), Some(1.0)] {
+            let (free, limited) = (measured(1e3, 800, known), measured(0.3, 800, known));
+            // A price that no longer holds has most of its weight lost within a run.
+            let most = if known == Some(1.0) { 0.2 } else { 0.1 };
+            assert!(free < most && limited > 0.8, "{known:?}: {free}, {limited}");
+        }
+    }
+
+    #[test]
+    fn a_known_price_holds_from_the_start_and_is_kept() {
+        assert_eq!(measured(1e3, 80, Some(0.75)), 0.75);
+        let saved = LinkPrice::new(GRANULE, Some(0.75)).encode().unwrap();
+        assert_eq!(LinkPrice::restore(&saved), Ok(0.75));
+        assert_eq!(LinkPrice::new(GRANULE, None).encode(), None);
+        for (bad, said) in [(1.5, "1.5 is not"), (-0.5, "-0.5 is not"), (f64::NAN, "NaN is not")] {
+            assert!(LinkPrice::restore(&bad.to_le_bytes()).unwrap_err().starts_with(said));
+        }
+        assert_eq!(LinkPrice::restore(&saved[1..]).unwrap_err(), "it has 7 bytes");
     }
 
     #[test]
     fn least_squares_find_what_made_the_times() {
         for (per_prefetch, expected) in [(0.0, 0.0), (1.0, 0.5), (2.0, 1.0), (3.0, 1.0)] {
-            let (mut price, mut draw) = (LinkPrice::new(GRANULE), Draw(1));
+            let (mut price, mut draw) = (LinkPrice::new(GRANULE, None), Draw(1));
             for _ in 0..800 {
                 let [demand, prefetch, gap, noise] = [6, 3, 4, 100].map(|n| draw.below(n) as f64);
                 let took = 0.3 + 2.0 * demand + per_prefetch * prefetch - 0.2 * gap + noise / 100.0;
@@ -247,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_prompt_between_ends_what_is_measured() {
-        let mut price = LinkPrice::new(GRANULE);
+        let mut price = LinkPrice::new(GRANULE, None);
         for _ in 0..200 {
             price.started(0, Cause::Demand, GRANULE);
             price.interrupt();

@@ -97,12 +97,13 @@ impl Tier {
     }
 
     /// From now on the link fills free room while it has nothing else to do, and brings what is
-    /// expected in the place of what is worth less.
-    pub fn use_idle_link(&self) {
+    /// expected in the place of what is worth less. `price`: the link's price of prefetch as an
+    /// earlier run has measured it.
+    pub fn use_idle_link(&self, price: Option<f64>) {
         let Shared { state, meter, .. } = &mut *self.lock();
         state.fill_free_room();
         state.swap_when_idle();
-        meter.measure_price(state);
+        meter.measure_price(state, price);
     }
 
     /// From now on this tier reports to the tier below which experts it holds whole.
@@ -281,6 +282,11 @@ impl Tier {
 
     pub fn save(&self, profile: &mut Profile) {
         self.lock().state.save(profile);
+    }
+
+    /// The link's price of prefetch for the profile, if it is known.
+    pub fn encode_price(&self) -> Option<Vec<u8>> {
+        self.lock().meter.encode_price()
     }
 
     /// Whether a link that asks now gets a read: not worth waking one otherwise, as a read that

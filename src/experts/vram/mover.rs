@@ -116,6 +116,10 @@ impl PcieMover {
 }
 
 impl Mover for PcieMover {
+    fn price_section(&self) -> &'static str {
+        "price.device-link"
+    }
+
     fn tier(&self) -> &Tier {
         &self.core.tier
     }
