@@ -70,16 +70,14 @@ impl Builder<'_> {
         Box::new(NextToken::new(self.shape, Some(Box::new(trajectory))))
     }
 
-    /// The candidates of `auto`: the default policy's predictor, no prefetch, and every other
-    /// predictor that can learn from nothing or has been trained. The eviction hears the default
+    /// The candidates of `auto`: the default policy's predictor, every other predictor that can
+    /// learn from nothing or has been trained, and no prefetch. The eviction hears the default
     /// one's estimates, and for those that cost little it is tried without: a link that brings
     /// what is expected, and so the estimates, may cost more than they save.
     fn auto(&mut self) -> Auto {
         let trajectory = Some(self.trajectory());
-        let mut candidates = vec![
-            Candidate { name: TRAJECTORY, predictor: trajectory, is_tried_alone: false },
-            Candidate { name: "no prefetch", predictor: None, is_tried_alone: true },
-        ];
+        let mut candidates =
+            vec![Candidate { name: TRAJECTORY, predictor: trajectory, is_tried_alone: false }];
         for entry in predictors() {
             let is_ready = match entry.trial {
                 Trial::Never => false,
@@ -92,6 +90,7 @@ impl Builder<'_> {
                 candidates.push(Candidate { name: entry.name, predictor, is_tried_alone });
             }
         }
+        candidates.push(Candidate { name: "no prefetch", predictor: None, is_tried_alone: true });
         Auto::new(candidates, Some(TRAJECTORY), self.profile)
     }
 }

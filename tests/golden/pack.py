@@ -3,8 +3,8 @@
     python pack.py                  # X of each folder here → X.packed, if LARGE names X
     python pack.py NAME... OUT      # the checkpoints NAME, unpacked to OUT/NAME
 
-A packed file is LZMA (`xz --format=lzma`) of the bytes at even places followed by those at odd ones:
-the exponents of bfloat16 lie beside each other, and only they can be compressed. `golden` of
+A packed file is LZMA (`xz --format=lzma`) of the bytes at even places followed by those at odd
+ones: the exponents of bfloat16 lie beside each other, and only they can be compressed. `golden` of
 tests/common unpacks.
 """
 

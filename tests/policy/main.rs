@@ -17,7 +17,9 @@ mod trace_train;
 
 /// The profile's section of `auto` that keeps this candidate, and knows of no other.
 fn auto_choice(kept: &str) -> Vec<u8> {
-    let (version, number) = (3u32.to_le_bytes(), [0]);
+    let (version, numbers, pause) = (4u32.to_le_bytes(), [0, 0, 1], 16u32.to_le_bytes());
+    let no_bout = [0; 1 + 2 * size_of::<f64>()];
     let ratio = 0f64.to_le_bytes();
-    [&version[..], &number, &[kept.len() as u8], kept.as_bytes(), &ratio].concat()
+    let head = [&version[..], &numbers, &pause, &pause, &no_bout].concat();
+    [&head[..], &[kept.len() as u8], kept.as_bytes(), &ratio].concat()
 }

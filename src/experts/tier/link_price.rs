@@ -6,8 +6,8 @@
 //! It is measured by least squares over the bursts of demand in decode: the time that a burst takes
 //! as a constant, and parts for its bytes, for the bytes prefetched and for the time passed since
 //! the burst before. A sample is the mean of some bursts, as a limit is kept over many
-//! milliseconds: what delays one burst helps the next. The caller brings the clock. The profile keeps
-//! the price: a later run would prefetch at a loss until it has measured it again.
+//! milliseconds: what delays one burst helps the next. The caller brings the clock. The profile
+//! keeps the price: a later run would prefetch at a loss until it has measured it again.
 
 use super::queue::Cause;
 

@@ -2,10 +2,10 @@
 
 use crate::policy::{Event, Phase};
 
-/// Passes of decode that all candidates observe. After these it is every eighth: what they learn
+/// Passes of decode that all candidates observe. After these it is one in `PERIOD`: what they learn
 /// is worth less then, and costs time of the layer loop and of another core.
 const N_GENERAL: u32 = 256;
-const PERIOD: u32 = 8;
+const PERIOD: u32 = 32;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention {
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_passes_are_for_all_and_then_every_eighth() {
+    fn the_first_passes_are_for_all_and_then_one_in_a_period() {
         let mut attention = Attention::default();
         for _ in 0..N_GENERAL {
             assert!(pass(&mut attention, 1, Phase::Decode).into_iter().all(|is| is));
@@ -78,7 +78,7 @@ mod tests {
         for mut attention in [attention, Attention::again()] {
             for n in [1, 3] {
                 let passes: Vec<_> =
-                    (0..16).map(|_| pass(&mut attention, n, Phase::Decode)).collect();
+                    (0..2 * PERIOD).map(|_| pass(&mut attention, n, Phase::Decode)).collect();
                 assert!(passes.iter().all(|events| events.iter().all(|is| *is == events[0])));
                 assert_eq!(passes.iter().filter(|events| events[0]).count(), 2);
                 assert!(pass(&mut attention, n, Phase::Prompt).into_iter().all(|is| is));

@@ -13,8 +13,7 @@ mod tests;
 
 use super::{Event, Phase, Prediction, Predictor, Profile, Wants};
 use attention::Attention;
-use judge::Judge;
-use persist::Choice;
+use judge::{Judge, Record};
 
 const SECTION: &str = "auto";
 
@@ -70,9 +69,10 @@ impl Auto {
             candidates.iter().enumerate().flat_map(|(i, known)| modes(i, known)).collect();
         let places =
             candidates.into_iter().map(|c| c.predictor.map_or(Place::Nowhere, Place::Here));
-        let restored = profile.get(SECTION).and_then(|bytes| restore(&modes, bytes));
+        let names: Vec<&str> = modes.iter().map(|mode| &*mode.name).collect();
+        let restored = profile.get(SECTION).and_then(|bytes| persist::decode(bytes, &names));
         let attention = restored.as_ref().map_or(Attention::default(), |_| Attention::again());
-        let judge = restored.unwrap_or_else(|| Judge::new(0, vec![None; modes.len()]));
+        let judge = Judge::new(restored.unwrap_or_else(|| Record::new(modes.len())));
         Auto { places: places.collect(), modes, estimator, judge, attention }
     }
 
@@ -100,16 +100,6 @@ fn modes(candidate: usize, known: &Candidate) -> impl Iterator<Item = Mode> {
     let name = format!("{} without estimates", known.name);
     let alone = known.is_tried_alone.then_some(Mode { name, candidate, has_estimates: false });
     std::iter::once(usual).chain(alone)
-}
-
-/// Takes over the choice of an earlier run, by the modes' names: those that are gone are forgotten,
-/// and new ones are tried in their turn. `None` if the bytes are damaged or the kept mode is gone.
-fn restore(modes: &[Mode], bytes: &[u8]) -> Option<Judge> {
-    let Choice { kept, candidates } = Choice::decode(bytes)?;
-    let known = |mode: &Mode| candidates.iter().find(|(known, _)| *known == mode.name.as_bytes());
-    let kept = modes.iter().position(|mode| mode.name.as_bytes() == candidates[kept].0)?;
-    let ratios = modes.iter().map(|mode| known(mode).and_then(|(_, ratio)| *ratio));
-    Some(Judge::new(kept, ratios.collect()))
 }
 
 impl Predictor for Auto {
@@ -178,12 +168,10 @@ impl Predictor for Auto {
 
     fn save(&self, profile: &mut Profile) {
         self.here().for_each(|predictor| predictor.save(profile));
-        let ratios = self.judge.ratios_so_far();
-        if ratios.iter().any(Option::is_some) {
-            let candidates = self.modes.iter().zip(&ratios);
-            let candidates =
-                candidates.map(|(mode, ratio)| (mode.name.as_bytes(), *ratio)).collect();
-            profile.set(SECTION, Choice { kept: self.judge.kept(), candidates }.encode());
+        let record = self.judge.record();
+        if !record.bout.is_empty() || record.ratios.iter().any(Option::is_some) {
+            let names: Vec<&str> = self.modes.iter().map(|mode| &*mode.name).collect();
+            profile.set(SECTION, persist::encode(&record, &names));
         }
     }
 
