@@ -35,35 +35,49 @@ struct Fragments {
     u32 b[2];
 };
 
-// The operands of one mma, with the fragments of all threads.
+// The operands of the four elements of d that a thread holds: two rows of a and two columns of b,
+// each along k, as bytes or as halves.
 struct Operands {
-    const Gift* all;
-
-    // Element (row, k) of a, where a register holds `n` of `bits` bits: 2 halves or 4 bytes. The
-    // registers cover rows 0-7 and 8-15 of the first half of k, then of the second.
-    u32 a(u32 row, u32 k, u32 n) const {
-        u32 half = 4 * n, word = row / 8 + 2 * (k / half);
-        return part(row % 8 * 4 + k % half / n, word, k % n, n);
-    }
-    u32 b(u32 k, u32 column, u32 n) const {
-        u32 half = 4 * n;
-        return part(column * 4 + k % half / n, 4 + k / half, k % n, n);
-    }
-    u32 part(u32 lane, u32 word, u32 i, u32 n) const {
-        return all[lane].words[word] >> (32 / n * i) & (n == 2 ? 0xffff : 0xff);
-    }
+    u32 rows[2][8];
+    u32 columns[2][8];
 };
 
-static Operands give(const u32 (&a)[4], const u32 (&b)[2]) {
+// Four threads hold a row or a column, each a word of the first half of k and one of the second.
+static void gather(u32 (&line)[8], const Gift* threads, u32 first, u32 second) {
+    for (u32 i = 0; i < 4; i++) {
+        line[i] = threads[i].words[first];
+        line[4 + i] = threads[i].words[second];
+    }
+}
+
+static Operands exchange_operands(const u32 (&a)[4], const u32 (&b)[2]) {
     Fragments mine;
     memcpy(mine.a, a, sizeof(a));
     memcpy(mine.b, b, sizeof(b));
-    return Operands{exchange(Collective::Matrix, FULL_WARP, gift_of(mine))};
+    const Gift* all = exchange(Collective::Matrix, FULL_WARP, gift_of(mine));
+    u32 lane = shim::lane(), row = lane / 4, column = lane % 4 * 2;
+    Operands operands;
+    // The registers of a are of rows 0-7 and 8-15 in the first half of k, then in the second.
+    gather(operands.rows[0], all + 4 * row, 0, 2);
+    gather(operands.rows[1], all + 4 * row, 1, 3);
+    gather(operands.columns[0], all + 4 * column, 4, 5);
+    gather(operands.columns[1], all + 4 * (column + 1), 4, 5);
+    return operands;
 }
 
-// Row and column of element i of the four elements of d that this thread holds.
-static u32 row_of(u32 i) { return lane() / 4 + i / 2 * 8; }
-static u32 column_of(u32 i) { return lane() % 4 * 2 + i % 2; }
+// d[i] += the sum over k of row i / 2 times column i % 2, in the order of k, of factors that
+// `decode` makes of words.
+template <class T, u32 K, class Decode, class MultiplyAdd>
+static void multiply(T (&d)[4], const Operands& operands, Decode decode, MultiplyAdd fma) {
+    T rows[2][K], columns[2][K];
+    for (u32 i = 0; i < 2; i++) {
+        decode(rows[i], operands.rows[i]);
+        decode(columns[i], operands.columns[i]);
+    }
+    for (u32 i = 0; i < 4; i++) {
+        for (u32 k = 0; k < K; k++) d[i] = fma(rows[i / 2][k], columns[i % 2][k], d[i]);
+    }
+}
 
 static void load(u32 (&r)[4], const Shared<const u16>& row, bool transposed) {
     u32 lane = shim::lane();
@@ -85,34 +99,31 @@ static void load(u32 (&r)[4], const Shared<const u16>& row, bool transposed) {
 }  // namespace shim
 
 void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    shim::Operands operands = shim::give(a, b);
-    for (u32 i = 0; i < 4; i++) {
+    auto decode = [](float (&out)[16], const u32 (&words)[8]) {
         for (u32 k = 0; k < 16; k++) {
-            u32 x = operands.a(shim::row_of(i), k, 2), y = operands.b(k, shim::column_of(i), 2);
-            d[i] = fmaf(f16_to_f32(static_cast<u16>(x)), f16_to_f32(static_cast<u16>(y)), d[i]);
+            out[k] = f16_to_f32(static_cast<u16>(words[k / 2] >> (k % 2 * 16)));
         }
-    }
+    };
+    auto fma = [](float x, float y, float sum) { return fmaf(x, y, sum); };
+    shim::multiply<float, 16>(d, shim::exchange_operands(a, b), decode, fma);
 }
 
 void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    shim::Operands operands = shim::give(a, b);
-    for (u32 i = 0; i < 4; i++) {
+    auto decode = [](float (&out)[16], const u32 (&words)[8]) {
         for (u32 k = 0; k < 16; k++) {
-            u32 x = operands.a(shim::row_of(i), k, 2), y = operands.b(k, shim::column_of(i), 2);
-            d[i] = fmaf(__uint_as_float(x << 16), __uint_as_float(y << 16), d[i]);
+            out[k] = __uint_as_float(words[k / 2] >> (k % 2 * 16) << 16);
         }
-    }
+    };
+    auto fma = [](float x, float y, float sum) { return fmaf(x, y, sum); };
+    shim::multiply<float, 16>(d, shim::exchange_operands(a, b), decode, fma);
 }
 
 void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    shim::Operands operands = shim::give(a, b);
-    for (u32 i = 0; i < 4; i++) {
-        for (u32 k = 0; k < 32; k++) {
-            i32 x = static_cast<i8>(operands.a(shim::row_of(i), k, 4));
-            i32 y = static_cast<i8>(operands.b(k, shim::column_of(i), 4));
-            d[i] += x * y;
-        }
-    }
+    auto decode = [](i32 (&out)[32], const u32 (&words)[8]) {
+        for (u32 k = 0; k < 32; k++) out[k] = static_cast<i8>(words[k / 4] >> (k % 4 * 8));
+    };
+    auto fma = [](i32 x, i32 y, i32 sum) { return sum + x * y; };
+    shim::multiply<i32, 32>(d, shim::exchange_operands(a, b), decode, fma);
 }
 
 void load_matrices(u32 (&r)[4], const Shared<const u16>& row) { shim::load(r, row, false); }
