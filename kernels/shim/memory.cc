@@ -172,23 +172,38 @@ static Trace with_reader(Trace before, const Trace& me) {
          verb(access), offset, what, did);
 }
 
-void note_race(const Piece* piece, u64 offset, u32 size, Access access) {
+// Notes the access of one byte, whose latest accesses are given.
+static void note_byte(const Piece* piece, u64 offset, Access access, u64& writer_bits,
+                      u64& reader_bits) {
     u32 index = this_thread()->index;
     u32 step = run->warps[index / WARP].n_syncs & ((1u << STEP_BITS) - 1);
     const Trace me = {run->interval, step, index};
+    const Trace atomics = {run->interval, step, ATOMICS};
+    Trace writer = Trace::from(writer_bits), reader = Trace::from(reader_bits);
+    bool both_atomic = access == Access::Atomic && writer.who == ATOMICS;
+    if (!both_atomic && writer.meets(me)) fail_race(piece, offset, access, true, writer);
+    if (access == Access::Read) {
+        reader_bits = with_reader(reader, me).packed();
+        return;
+    }
+    if (reader.meets(me)) fail_race(piece, offset, access, false, reader);
+    writer_bits = (access == Access::Atomic ? atomics : me).packed();
+}
+
+void note_race(const Piece* piece, u64 offset, u32 size, Access access) {
     u64* writers = piece->races->writers + offset;
     u64* readers = piece->races->readers + offset;
-    const Trace atomics = {run->interval, step, ATOMICS};
-    for (u32 i = 0; i < size; i++) {
-        Trace writer = Trace::from(writers[i]), reader = Trace::from(readers[i]);
-        bool both_atomic = access == Access::Atomic && writer.who == ATOMICS;
-        if (!both_atomic && writer.meets(me)) fail_race(piece, offset + i, access, true, writer);
-        if (access == Access::Read) {
-            readers[i] = with_reader(reader, me).packed();
-            continue;
+    for (u32 i = 0; i < size;) {
+        u64 writer = writers[i], reader = readers[i];
+        // Bytes that were accessed together are judged once.
+        u32 end = i + 1;
+        while (end < size && writers[end] == writer && readers[end] == reader) end++;
+        u64 new_writer = writer, new_reader = reader;
+        note_byte(piece, offset + i, access, new_writer, new_reader);
+        for (; i < end; i++) {
+            writers[i] = new_writer;
+            readers[i] = new_reader;
         }
-        if (reader.meets(me)) fail_race(piece, offset + i, access, false, reader);
-        writers[i] = (access == Access::Atomic ? atomics : me).packed();
     }
 }
 
