@@ -5,8 +5,8 @@
 //
 // Twin: src/backend/cpu/attention. The operations are the same except for rounding: queries,
 // keys, exponentials and values are rounded to f16 and multiplied exactly; sums are f32 in the
-// hardware's order. Each query is scaled by a power of two first, so that none overflows. The
-// rounded exponentials are summed, so that weights add up to one.
+// hardware's order, and exponentials are the hardware's. Each query is scaled by a power of two
+// first, so that none overflows. The rounded exponentials are summed, so that weights add up to one.
 //
 // A block of four warps takes 64 queries, tokens times the heads that share a KV head, and goes
 // over the tiles of 64 positions that any of them sees. A warp takes 16 queries: scores and sums of
@@ -183,6 +183,12 @@ __device__ __forceinline__ void multiply_values(float (&acc)[DIM / 8][4], const 
     }
 }
 
+// The exponential by the unit for it: 1 at 0. Where f16 does not round the result to zero, it is
+// within 2^-19 of it, and that rounding within 2^-11.
+__device__ __forceinline__ float e_to_the(float x) {
+    return two_to_the(x * 1.44269504088896340736f);
+}
+
 // The state of one of the two queries of which a thread has results.
 struct Query {
     // The positions of this launch and split that it sees.
@@ -216,11 +222,11 @@ __device__ __forceinline__ float softmax(Query& query, float (&s)[TILE / 8][4],
     }
     most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
     most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
-    float factor = moeba_exp(query.max - shift(most)), sum = 0.0f;
+    float factor = e_to_the(query.max - shift(most)), sum = 0.0f;
 #pragma unroll
     for (u32 n = 0; n < TILE / 8; n++) {
-        float low = moeba_exp(s[n][2 * HALF] - shift(most));
-        float high = moeba_exp(s[n][2 * HALF + 1] - shift(most));
+        float low = e_to_the(s[n][2 * HALF] - shift(most));
+        float high = e_to_the(s[n][2 * HALF + 1] - shift(most));
         u32 both = pack(low, high);
         // The tile's 16 positions of a product are four registers: both queries' first eight, then
         // both queries' last eight.

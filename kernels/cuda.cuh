@@ -56,6 +56,14 @@ __device__ __forceinline__ u16 f32_to_f16(float value) {
     return bits;
 }
 
+// 2^x, within 2^-22 of it: no bit of it is promised, but 2^0 = 1 and 2^-INFINITY = 0. Subnormal
+// results may be zeros.
+__device__ __forceinline__ float two_to_the(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
 // c plus the products of the four signed bytes of a and b.
 __device__ __forceinline__ i32 dp4a(i32 a, i32 b, i32 c) {
     i32 sum;

@@ -10,7 +10,7 @@
 //   SHARED(T, name, n); SHARED_DYNAMIC(T, name);           arrays of a block; Shared<T> to pass on
 //   as<U>(p)                                               a pointer of either kind to another type
 //   f16_to_f32, f32_to_f16, bf16_to_f32                    on bits (u16)
-//   dp4a, mma_f16, mma_s8, load_matrices                   see cuda.cuh
+//   dp4a, mma_f16, mma_s8, load_matrices, two_to_the       see cuda.cuh
 //   u8 ... u64, i8 ... i64                                 as in the Rust twins
 //
 // On the GPU both pointers are plain ones. Where a bit matters, sums are written with fmaf() (the

@@ -3,7 +3,7 @@
     Module {
         source: "activate",
         compute: 75,
-        digest: "46becfb58a56900ba4a69546a6ff2c0f70ccd2a76028216eb58e3e9403fda20a",
+        digest: "2dd028c5213280a5474e967ef331f3f4f9f65dec441bc014417012b2729c3161",
         ptx: "0409ccb5b1952afb8c0696052af7529348f20f1562cbeed3663fe5b1e28007c1",
         kernels: &[
             "swiglu_rows",
@@ -56,7 +56,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "43244e7dd8e2a6d090a1acbddf5db4b703590f341a93c7c4f9347c63aa0af1dd",
+        digest: "dc44adefb7611dda5db2b1a61b62c416463a853550049c3184dc7ebb5bd322b7",
         ptx: "16bb6f0619dfa3086f41a425b2fad71f2d881caacbe9a70ef410874c4cb62480",
         kernels: &[
             "attention_split_1",
@@ -78,7 +78,7 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "43244e7dd8e2a6d090a1acbddf5db4b703590f341a93c7c4f9347c63aa0af1dd",
+        digest: "dc44adefb7611dda5db2b1a61b62c416463a853550049c3184dc7ebb5bd322b7",
         ptx: "de2820fd645e956260f6d05fa10e2a8a588945db1d2099408813ee5e6da66b4a",
         kernels: &[
             "attention_split_1",
@@ -120,7 +120,7 @@
     Module {
         source: "attention_inputs",
         compute: 75,
-        digest: "3c67be42951abe02a71a08d9f8f0d2b7f2a45007507f6ae2e757bb986c0a73fa",
+        digest: "76b481d598a8f2c8f395589929f7c39ec9426fdff4a8f13419609df921552cbd",
         ptx: "ba17227f2211a6777ae9a4f3345eaeceb4fe4163e533941c32b3cd105a472dcd",
         kernels: &[
             "attention_inputs",
@@ -162,8 +162,8 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "250ec36de8858cbb20cfd6df74cd232adede372228d7363f2bf8220748a912b8",
-        ptx: "29d44d0f790d6b4bea23281071f804d265ed544c61ebe740ee7216a3215aea13",
+        digest: "03f2fce49a98b28aa7f9f21867002dbf1e551460a1ac9952e7d31e2f8838e73b",
+        ptx: "98f12d705f236bac68c46c43c45f6650a8e80e814ce2c04824a2bc2ac5d71bf1",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -173,7 +173,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "efc6a05fd36f574fdd57457b60d7d85a247536ea225f9d1ad469e00385b51d52",
+                sha256: "0f1d567554fbb8c15f2d83fe1a97eb59bebf888953cefefcfb53f10da5988429",
                 lzma: include_bytes!("attention_prompt.sm_75.cubin.lzma"),
             },
         ],
@@ -181,8 +181,8 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "250ec36de8858cbb20cfd6df74cd232adede372228d7363f2bf8220748a912b8",
-        ptx: "cd7465eda153eba28504f5fca044e1dc5d8c2203782265e6dc9d1d728097f1ef",
+        digest: "03f2fce49a98b28aa7f9f21867002dbf1e551460a1ac9952e7d31e2f8838e73b",
+        ptx: "28c34e272ba9b3ee1d2ba297a5f9b3366adcfd1957c3c6bc0e3de1de06505278",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -192,27 +192,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "f4b08901bf2dac2431e3664dc5293d40fdeff625c5309e82016309481c20a11c",
+                sha256: "be8387a05225b348be5fd35c9de3a6b3701392ece2bcb58d0896f8f8430c8bd1",
                 lzma: include_bytes!("attention_prompt.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "40573adc2de8a93cb1c357232e30acc9ce027a17688ded52e611719fdd603917",
+                sha256: "35cc1b4c00a09edbcf7408efe171120f3804a6863e9e8c920c2b805a0e1793f9",
                 lzma: include_bytes!("attention_prompt.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "88c774f319e0c19838b18f61cd31ced0c83a118471ee7fdf287ab62b4af08b29",
+                sha256: "8b38e908c4c9ed36fd3ea43322f06ee8555389161e977aaf56d67b630d9ea217",
                 lzma: include_bytes!("attention_prompt.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "b44c87c4705130ff99fd4a82d0c158cd46a6e540a908998a20ea8ee62ea0cb83",
+                sha256: "20c18d3d4e957b5bb055287be611889bc871fdcfada0040c38dae4693deb2dd9",
                 lzma: include_bytes!("attention_prompt.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "e2a2c6b6f4f09c4d4e70fe48d915f10506cf2b5ef5b6377faa1da9c1e6c245b9",
+                sha256: "d3911cd720c788fb18fa151eb91825eb20550a874d368442c0bb206491fae297",
                 lzma: include_bytes!("attention_prompt.sm_120.cubin.lzma"),
             },
         ],
@@ -220,7 +220,7 @@
     Module {
         source: "block_keys",
         compute: 75,
-        digest: "b56544ca049880329912bbe059bc0d756af2e5a1aa58e2fceda0646b2ad0b291",
+        digest: "7f8255f91019376bbaf51bab021b3903127aa6e5e87cfc35d8d9c01db0559ae8",
         ptx: "70ffee57b4007ce27a1406fd1ce321e521b6c204002647be69b0c922cb4f193e",
         kernels: &[
             "pool_keys",
@@ -263,7 +263,7 @@
     Module {
         source: "cache",
         compute: 75,
-        digest: "d38acf4b2ac03eb83e50a548acec4f86495794e026446837c0db57042a97ce72",
+        digest: "1f269090ffed15ff63354d8b15f7d416776d917f5180078174d3aee17bf7b6ad",
         ptx: "9e741ba66bc9cbe15d08d937424b41e81998893244018e9214d32670b43b6ae5",
         kernels: &[
             "cache_store_f32",
@@ -309,7 +309,7 @@
     Module {
         source: "compress",
         compute: 75,
-        digest: "17b368269af66c790d10a16b4d4cfe76eb95287863588f95990e90db3b9bb52a",
+        digest: "6ce0fdad759500400cc084049ae61075176c2f43e05854c09392d6c30aa19c7e",
         ptx: "cff4f4bb91de8439fa25022675e43c3411c25a4633f87b8307f5d51c2c1a0101",
         kernels: &[
             "keep_rows",
@@ -353,7 +353,7 @@
     Module {
         source: "conv",
         compute: 75,
-        digest: "e5c406bc729b04fce43292330108ef0000288246b0efb07e90c3e3f8ef82b34a",
+        digest: "ed1ab4cc7dac18778b95ce6f778f47e5d41d748af6f846838c3ee326a43b674f",
         ptx: "f7ee4f2b5aa1e4a3126d4570a662df654cfd761701cd94c723934889fbbd9fe2",
         kernels: &[
             "short_conv",
@@ -396,7 +396,7 @@
     Module {
         source: "delta",
         compute: 75,
-        digest: "738b1e9eb4c946ffed843285d9a4fc404064b98fcce790b9771ad9d5b5b14894",
+        digest: "c7174a627a3758ce536244366a7b4d6b3a072ffe2df878461a3be529efd20230",
         ptx: "e6264ee3a8cd1ca0261cc628f4ed071c6d328a2ef9312c8dbfb75acea2ef4cae",
         kernels: &[
             "delta_rule",
@@ -440,7 +440,7 @@
     Module {
         source: "embed",
         compute: 75,
-        digest: "86ca86d749eab66030f76e0a2609dc558d5b3c06b7c55d03722547b9690172d8",
+        digest: "b12f8ab17f2cadab4ceb4213b33295eb5f4a379fa1eefd635bce25f5732d29a8",
         ptx: "ae4529bb71d5275366e7075ea6aa5bf5ed7693ba6ec702c8da0f9a9cb781956b",
         kernels: &[
             "embed_q4_0",
@@ -508,7 +508,7 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "9f70e5948eb51fd26929ec75c3a25ec96de2aaaaae4777da7324d6c4ac15b601",
+        digest: "c32e7a7dd9912fbca0d9eebc8974bc84c5be4eacc3c3af9655bf2ce931824051",
         ptx: "b9a7f7e655a4366188562a1b1cc08a1a658e0e2b4bc2fd3f5290d85cab6f9f04",
         kernels: &[
             "expert_gate_up_q4_0",
@@ -605,7 +605,7 @@
     Module {
         source: "group",
         compute: 75,
-        digest: "873a2eb1ad05cd2ce8115e3ecf1941be2a1e1736235fd11a4dbb303b20f73f8c",
+        digest: "61a1582fcb792ecac9194babbae8bc03d5ec3ecb3a685d81ead18b9e39f0558a",
         ptx: "11f0538471cb05e3862ef6d987f393e03fc31c811bc161528e84ed67f9e048f8",
         kernels: &[
             "group_pairs",
@@ -647,7 +647,7 @@
     Module {
         source: "heads",
         compute: 75,
-        digest: "16075551c1d8682ae7223e11d953f444db25bba04920afd0bdf5a8c9ff3a6eef",
+        digest: "a379babe0488bf495f1e7433bbf54be39f70abe2a22b4b739e09d2b97e4db4ef",
         ptx: "0846cf7ca46b14c8844261bb5a922e0ea42f372e8d17c746dd7502109ebe050f",
         kernels: &[
             "head_products_q4_0",
@@ -715,7 +715,7 @@
     Module {
         source: "index",
         compute: 75,
-        digest: "9fe91ba1db687258c7941336ab0853210b323660892130f1487a3d16bd9cec04",
+        digest: "1b03c83f775ea153100d88ae88ce7e9cdc9903495bfd2130d541c6d3589dd0d8",
         ptx: "0464e60cc9658f669385cf8e8111b7d21f1699e333eeadb98135cf596eed89b7",
         kernels: &[
             "index_scores",
@@ -760,7 +760,7 @@
     Module {
         source: "latent",
         compute: 75,
-        digest: "478a439bb70647d39586c1d526773afbe1da981a108f8a6e47e07cea352ceb7d",
+        digest: "fb61ec168dead7cd4b17af4f8d4f6b0d43d0331aeb595605c511d60e60740673",
         ptx: "12e822900e59110f332e268a670dfbba46be743d81f496f0ebefc01bf12641e3",
         kernels: &[
             "expand_keys",
@@ -778,7 +778,7 @@
     Module {
         source: "latent",
         compute: 80,
-        digest: "478a439bb70647d39586c1d526773afbe1da981a108f8a6e47e07cea352ceb7d",
+        digest: "fb61ec168dead7cd4b17af4f8d4f6b0d43d0331aeb595605c511d60e60740673",
         ptx: "79192871924ad20afbfafc6646177f79bbc31e4fb8f9d782cd0039fa9a2aba61",
         kernels: &[
             "expand_keys",
@@ -816,7 +816,7 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "629dc0d3c3e903f4bfe06615fa2395c7c55719f0c1b87352c4c3b6ca292ec194",
+        digest: "cdd360cce86438ea6258edbd506620270b90974a7d689711382d5068565eed58",
         ptx: "dc7fd030b9127e9b97b504a0534bd402d84823147112bcf7541db14a7e6da378",
         kernels: &[
             "matmul_q4_0",
@@ -856,7 +856,7 @@
     Module {
         source: "matmul",
         compute: 80,
-        digest: "629dc0d3c3e903f4bfe06615fa2395c7c55719f0c1b87352c4c3b6ca292ec194",
+        digest: "cdd360cce86438ea6258edbd506620270b90974a7d689711382d5068565eed58",
         ptx: "e7c8dfaefd7cd365f0a6faa5f91e48c1a328b92db074b40e14ff8a22c732578e",
         kernels: &[
             "matmul_q4_0",
@@ -916,7 +916,7 @@
     Module {
         source: "matmul_halves",
         compute: 75,
-        digest: "fe090aaa872efdecc0b72f3684b5c2e0947404434e3052c7d01c2e80feb615d7",
+        digest: "312e6b043997859293aa77e74aabd77c0dcd2513f51059f9f021f859191ea1f6",
         ptx: "3f241a64f0daeb0cd85d18c1a2f15b609d4979cfa26e8a4545643a7850541bdf",
         kernels: &[
             "store_halves",
@@ -934,7 +934,7 @@
     Module {
         source: "matmul_halves",
         compute: 80,
-        digest: "fe090aaa872efdecc0b72f3684b5c2e0947404434e3052c7d01c2e80feb615d7",
+        digest: "312e6b043997859293aa77e74aabd77c0dcd2513f51059f9f021f859191ea1f6",
         ptx: "503dc136f104a9d2dd6e0d32758712c631a93075579c499a2003da1a3b15653c",
         kernels: &[
             "store_halves",
@@ -972,7 +972,7 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "1a5267e22977c17568a503803f9aac46559e01e62ddd8667ad0e62b1901189f7",
+        digest: "478bf0999a0d9d6bd1455866761b4b2478561f5474ba0e155ad502dea1be685a",
         ptx: "aea6270cafc3ba5a9f4836e83685393b3ad2eaee47feaff306ee89918636e3b1",
         kernels: &[
             "matvec_q4_0",
@@ -1067,7 +1067,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "fd7c914bd7403ba3c931dd009a924dd7db5a52a14e3170a56c767bcb18161ee4",
+        digest: "91199ef23a06320ca4f0be0be880415be551f94b11039966f221d845724fa3a8",
         ptx: "31998aafd000cad70f789c82fa978282a8df8c08ba9b766a27385f15bb9d5245",
         kernels: &[
             "rms_norm",
@@ -1114,7 +1114,7 @@
     Module {
         source: "quantize",
         compute: 75,
-        digest: "2370ebc7801019a7b7183d1cde0f4978cbeed802994b4f3747b62faaca885d10",
+        digest: "99efb598a911d3a865b3d58105a362bcce7278c9646acd4e58b6e966501379e7",
         ptx: "4b622030e4c3673359515ce15e4943f46b491cc917656a09be6c705954e2b871",
         kernels: &[
             "quantize_q8_0",
@@ -1158,7 +1158,7 @@
     Module {
         source: "rope",
         compute: 75,
-        digest: "e109eb1da81e43ec97798eed74796cb27193d6ff1e96e30a189ef099914e5414",
+        digest: "b52c67639a21d5c66fc1633dce2583adaab275810144a260232890b801e13c9e",
         ptx: "b922afd277a583cb9a74f96dd9e997202a8ea7e1ad7c67fcb38d3f1c5b91897c",
         kernels: &[
             "rope",
@@ -1200,7 +1200,7 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "0fb59775d257467763ec35570368274a9b774ada2bec18b959fc69b2fb79db6f",
+        digest: "61d264948efb93f425df9ae9ab8a3a9c5d2366feb39cdc23f06e88a66ab5d48f",
         ptx: "d18ed96993f0d210f8fa49332b9196a9a6417332725377cda9176bcecad3963b",
         kernels: &[
             "route",
@@ -1243,7 +1243,7 @@
     Module {
         source: "rows",
         compute: 75,
-        digest: "37579ed93dd4349249bbeea852ebe2cff1c75f1203436b88beb81b1dc8f7eddb",
+        digest: "584eefb4bf7092e04ce0a590c5bffd3e3ee84f8bdd7339a67ac35fb7ebb3d284",
         ptx: "3c4080765d3009221258a4600ca1106f2421e4c712750f4f9ba12137b2c4ad00",
         kernels: &[
             "copy_columns",
@@ -1293,7 +1293,7 @@
     Module {
         source: "sample",
         compute: 75,
-        digest: "fb7ef40a49186b79e05530a2edae5607608b82eea65c0e0ce86b593af62f646b",
+        digest: "f6141f0f703578a8bf1dcd2dc275bc7fd741472c522a5d02de19d0a5201870ee",
         ptx: "9384b0c610240d864a8bd5bcd58df3f58f0dd88b0d5e65c6d7088a521167c8f2",
         kernels: &[
             "top_k_logits",
@@ -1336,7 +1336,7 @@
     Module {
         source: "scan",
         compute: 75,
-        digest: "0c1d939db31a037e59bb707ddda50219100ec50672ab3cd84743388e859c761a",
+        digest: "83c6ebe5e74b6a3d8901c59feabebb1bb190fff53fc7ca836ddf4a57b746847f",
         ptx: "fae024f7a7aa71b08cae3050ac2a027fa76db614ac5eea4595b560d3e2222977",
         kernels: &[
             "scan",
@@ -1379,7 +1379,7 @@
     Module {
         source: "slots",
         compute: 75,
-        digest: "827be0c25814d3ff7d530e8c1289d9bcb361f4836c20bcc4d3a8485cb86c3341",
+        digest: "7e3e7b936a3cba11d3216cb39776a18892dc287d98dc5059d9da4a03d91333d9",
         ptx: "255926450856c4451f31b63de3453ffb3a0515778a081b23007613193ee7f293",
         kernels: &[
             "resolve_slots",
@@ -1423,7 +1423,7 @@
     Module {
         source: "streams",
         compute: 75,
-        digest: "e00891c5242694212c36d696e677b96e04d62138603c36f39f49ecb80c8f42c0",
+        digest: "6a13250386d79cd061a8e8864e7f8183c3bf1ca37fe36dc6ac90e039a83256f2",
         ptx: "886f2023820bde09fdb9039e7f70933cd02cbd07a09b91d960be9b778e513243",
         kernels: &[
             "join_streams",

@@ -58,6 +58,8 @@ inline u32 __byte_perm(u32 x, u32 y, u32 s) {
     return out;
 }
 
+inline float two_to_the(float x) { return exp2f(x); }
+
 // c plus the products of the four signed bytes of a and b.
 inline i32 dp4a(i32 a, i32 b, i32 c) {
     for (u32 i = 0; i < 4; i++) {
