@@ -22,8 +22,13 @@ fn expect_clean(seed: u64, extent: Extent) {
     // All but tensor cores.
     let near = report.rows.iter().filter(|row| matches!(row.outcome, Outcome::Within { .. }));
     let kernels: Vec<&str> = near.map(|row| row.kernel.as_str()).collect();
-    let expected =
-        [("matmul_halves", 2), ("attention_prompt", 9), ("expand", 7), ("attention_pieces", 1)];
+    let expected = [
+        ("matmul_halves", 2),
+        ("attention_prompt", 9),
+        ("expand", 7),
+        ("attention_pieces", 1),
+        ("expert_halves", 2),
+    ];
     let expected = expected.into_iter().flat_map(|(name, n)| [name].repeat(n));
     assert_eq!(kernels, expected.collect::<Vec<_>>());
 }

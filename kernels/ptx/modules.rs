@@ -916,17 +916,18 @@
     Module {
         source: "matmul_halves",
         compute: 75,
-        digest: "312e6b043997859293aa77e74aabd77c0dcd2513f51059f9f021f859191ea1f6",
-        ptx: "3f241a64f0daeb0cd85d18c1a2f15b609d4979cfa26e8a4545643a7850541bdf",
+        digest: "88a09693c146b445048038557c0cadaa96f964ac256038bf1f79f9b685f82384",
+        ptx: "208f22abfdcf9b98de7fa6da5c20230044c4f9fe81c2485e9c54f8b4713a786c",
         kernels: &[
             "store_halves",
             "matmul_halves",
+            "matmul_halves_grouped",
         ],
         lzma: include_bytes!("matmul_halves.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "1f92125a227ead31d9e1ef9d22dde2ac3fc42d3ded8b72eb31dbd545b2905dbc",
+                sha256: "1f59a75f1b35af4cb1b107fffbf39fe9bfb936a04b006c8a205c9da028ba34e0",
                 lzma: include_bytes!("matmul_halves.sm_75.cubin.lzma"),
             },
         ],
@@ -934,37 +935,38 @@
     Module {
         source: "matmul_halves",
         compute: 80,
-        digest: "312e6b043997859293aa77e74aabd77c0dcd2513f51059f9f021f859191ea1f6",
-        ptx: "503dc136f104a9d2dd6e0d32758712c631a93075579c499a2003da1a3b15653c",
+        digest: "88a09693c146b445048038557c0cadaa96f964ac256038bf1f79f9b685f82384",
+        ptx: "f202a814ca4c746a31d0f17856edfaf0e821c5769b85803338c29f3f89902ff8",
         kernels: &[
             "store_halves",
             "matmul_halves",
+            "matmul_halves_grouped",
         ],
         lzma: include_bytes!("matmul_halves.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "94b66d9698274654bc7c1443c23b1626d5d68d4e3181bfe648322e3a1c342942",
+                sha256: "67aaf401ed0ca9c4a0387d240494da54fe2348e9ed0c109ed71900c68ca8977d",
                 lzma: include_bytes!("matmul_halves.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "165adc8a18b0bf214fa75ca29b58053ad49320ff2756e9ca5d98e6c632d8b478",
+                sha256: "f0111ea1f33753880ba580e61e4cc50200f554770070326cbceed263e18af0b3",
                 lzma: include_bytes!("matmul_halves.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "cd50709f52fc9623ee80e4957d689ad4be1e75c82bc6d7f9baeec209615c8f02",
+                sha256: "baa317def2270aac37e4d323b11478bdce4d0c3cc8345dffe8ffcff2ff9a44fd",
                 lzma: include_bytes!("matmul_halves.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "eebe085023a35b111d354d3dbf4541ebd8298b015879df53a475adca1e382c60",
+                sha256: "12a09dee002e807c9926d1b271473dbdb796878a3b369d54818c6f2d3d8d569d",
                 lzma: include_bytes!("matmul_halves.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "59a69ee1be0861421e7655d99eb5873509d76fa452e9feb47ee32e3b59756a1b",
+                sha256: "c2db43064a0b434568fe58e56f6f1fdbf85631792c229441a674d41bde94600a",
                 lzma: include_bytes!("matmul_halves.sm_120.cubin.lzma"),
             },
         ],

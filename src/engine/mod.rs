@@ -58,10 +58,10 @@ pub use crate::cancel::Cancel;
 pub use crate::experts::peers::{PeerCounters, PeerOptions};
 pub use crate::experts::{Counters, ExpertPlace, PlacedExpert};
 use crate::forward::encoder_decoder::EncoderParams;
-use crate::forward::gpu::GraphCounts;
+use crate::forward::gpu::{GraphCounts, multiplies_halves};
 pub use crate::forward::record::Recorder;
 pub use crate::forward::{Logits, TopK};
-use crate::gguf::{Gguf, TensorType};
+use crate::gguf::Gguf;
 use crate::model::Model;
 pub use crate::model::kv::CacheType;
 pub use crate::policy::Phase;
@@ -145,13 +145,8 @@ impl Engine {
     pub fn is_exact(&self) -> bool {
         let types = [self.options.cache_type_k, self.options.cache_type_v];
         let is_without = types.iter().all(|ty| [CacheType::F32, CacheType::BF16].contains(ty));
-        let has_halves = || {
-            let mut tensors = self.gguf().tensors().iter();
-            let is_half = |ty| [TensorType::F16, TensorType::BF16].contains(&ty);
-            tensors.clone().all(|tensor| tensor.ty.block_len() == 1)
-                && tensors.any(|tensor| is_half(tensor.ty))
-        };
-        self.plan.device.is_none() || self.options.exact || is_without && !has_halves()
+        let keeps_bits = is_without && !multiplies_halves(&self.model);
+        self.plan.device.is_none() || self.options.exact || keeps_bits
     }
 
     /// A digest of what the bits of keys and values depend on besides a text's tokens, and of where

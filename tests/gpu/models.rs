@@ -16,7 +16,7 @@ use moeba::gguf::Gguf;
 use moeba::model::Bound;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The length of the prompt: more than the kernels of few tokens take.
 const PROMPT: usize = 11;
@@ -465,8 +465,47 @@ fn weights_of_halves() {
         }
         let parts = load(&path, &EngineOptions { n_ubatch: Some(3), ..on_device(2, "") });
         assert!(bits(&answer(&parts)) == bits(&answer(&device)), "{name} {ty} in parts");
+        let some = EngineOptions { test: with_cpu(), ..on_device(4, "50%") };
+        let two = choice(Config { devices: 2, seed: 5, ..Config::default() });
+        let two = EngineOptions { device: two, ..on_device(5, "50%") };
+        for (what, options) in [("half of the experts", some), ("two devices", two)] {
+            let got = bits(&answer(&load(&path, &options)));
+            assert!(got == bits(&answer(&device)), "{name} {ty}, {what}");
+        }
         let exact = load(&path, &EngineOptions { exact: true, ..on_device(3, "") });
         compare(&format!("{name} {ty}, exact"), &answer(&exact), &answer(&cpu), 0.0);
+        if name == "qwen3moe" {
+            products_of_halves(&device, &format!("{name} {ty}"));
+        }
+    }
+}
+
+/// The CPU computes experts that are missing, where it takes part.
+fn with_cpu() -> TestHooks {
+    TestHooks { cpu_share: Some(1.0), ..Default::default() }
+}
+
+/// Gate, up and down of all of a layer's experts are a launch each, once all experts are in VRAM
+/// and the device groups their pairs. No other test here runs these kernels.
+fn products_of_halves(engine: &Arc<Engine>, what: &str) {
+    let start = Instant::now();
+    loop {
+        let counted = || {
+            let n_grouped = engine.graph_counts().unwrap().n_grouped;
+            [n_grouped, Emulated::launches_of("matmul_halves_grouped")]
+        };
+        let before = counted();
+        let mut session = engine.new_session().unwrap();
+        session.eval_all(&tokens()[..PROMPT], &mut |_, _| {}).unwrap();
+        let after = counted();
+        let [layers, launches] = [0, 1].map(|i| after[i] - before[i]);
+        // A layer that lacks experts has launches, too, but the host groups its pairs.
+        if layers > 0 && launches == 3 * layers {
+            break;
+        }
+        let is_late = start.elapsed() > Duration::from_secs(60);
+        assert!(!is_late, "{what}: {launches} launches, {layers} layers");
+        answer(engine);
     }
 }
 

@@ -450,6 +450,7 @@ const GPU_PASS: &[&str] = &[
     "pass",
     "devices",
     // Stages of a layer.
+    "halves",
     "marks",
     "streams",
     "ngrams",

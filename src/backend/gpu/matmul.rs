@@ -20,9 +20,9 @@ pub const TILE_TOKENS: [usize; 2] = [64, 32];
 pub const TILE_WORDS: usize = 4;
 
 /// Blocks below 256 need eight sums for each output, which leaves registers for half as many
-/// tokens.
+/// tokens. Halves, which tensor cores multiply as they are, have the wide tile.
 pub fn tile_kind(ty: TensorType) -> usize {
-    usize::from(ty.block_len() != 256)
+    usize::from(![1, 256].contains(&ty.block_len()))
 }
 
 /// The most tiles of `n_pairs` pairs of up to `n_items` items: a tile that is not full is its

@@ -79,6 +79,7 @@ pub const LAYOUTS: &[&Layout] = &[
     group::GroupPairsParams::LAYOUT,
     halves::StoreHalvesParams::LAYOUT,
     halves::MatmulHalvesParams::LAYOUT,
+    halves::GroupedHalvesParams::LAYOUT,
     heads::HeadProductsParams::LAYOUT,
     index::IndexScoresParams::LAYOUT,
     index::ChooseParams::LAYOUT,

@@ -5,7 +5,7 @@ use super::data::{Random, weights};
 use super::report::{Report, Row};
 use crate::Result;
 use crate::backend::gpu::acts::{DeviceActs, records_of};
-use crate::backend::gpu::halves::{Halves, halves_bytes};
+use crate::backend::gpu::halves::{DeviceHalves, Halves, halves_bytes};
 use crate::backend::gpu::mat::DeviceMat;
 use crate::backend::gpu::matvec::ProductOut;
 use crate::gguf::TensorType::{self, BF16, F16};
@@ -59,8 +59,9 @@ fn product(
     let (mat, records) = (bench.up(&bytes)?, bench.up(&records_of(acts.all()))?);
     let mat = DeviceMat::dense(ty, mat.all(), rows, cols);
     let x = DeviceActs::new(ActKind::F32, tokens, cols, records.all());
-    let (memory, biases) = (bench.empty(halves_bytes(tokens, cols))?, bench.up_f32(&bias)?);
-    let stored = halves.store(&bench.stream, ty, x, memory.all())?;
+    let (memory, biases) = (bench.empty(halves_bytes(tokens, cols, cols))?, bench.up_f32(&bias)?);
+    let stored = DeviceHalves::at(ty, [tokens, cols, cols], memory.all());
+    halves.store(&bench.stream, x, stored)?;
     for scale in [None, Some(SCALE)] {
         let out = bench.up_f32(&before)?;
         let to = ProductOut { data: out.all(), stride: rows, scale };

@@ -32,6 +32,9 @@ pub struct NormedRows<'a> {
 /// Types whose matrices tensor cores multiply with activations that are rounded to the type.
 const HALVES: [TensorType; 2] = [TensorType::F16, TensorType::BF16];
 
+/// Some of `HALVES`.
+pub type HalfTypes = [bool; 2];
+
 /// Activations in the forms that were asked for.
 #[derive(Clone, Copy, Default)]
 pub struct GpuActs<'a> {
@@ -61,7 +64,7 @@ pub fn is_at(records: &DeviceActs, x: DeviceSlice) -> bool {
 }
 
 /// The types of `HALVES` among these.
-pub fn note_half(types: &mut [bool; 2], ty: TensorType) {
+pub fn note_half(types: &mut HalfTypes, ty: TensorType) {
     HALVES.iter().zip(types).for_each(|(half, has)| *has |= *half == ty);
 }
 
@@ -134,27 +137,45 @@ impl<'a> GpuActs<'a> {
 
     /// The same, and rounded to each of `types` whose matrices tensor cores multiply, if `x`, the
     /// f32 form, lies in place and not in `memory`.
-    pub fn with_halves(
+    pub fn halves_at(
         mut self,
         ops: &Ops,
+        types: HalfTypes,
+        x: DeviceSlice<'a>,
+        memory: DeviceSlice<'a>,
+    ) -> GpuActs<'a> {
+        let Some(DeviceActs { tokens, cols, .. }) = self.float_at(x) else { return self };
+        for (i, ty) in HALVES.into_iter().enumerate() {
+            if types[i] && ops.halves.take(ty, cols) {
+                let end = self.end + halves_bytes(tokens, cols, cols);
+                let place = memory.slice(self.end..end);
+                self.halves[i] = Some(DeviceHalves::at(ty, [tokens, cols, cols], place));
+                self.end = end.next_multiple_of(256);
+            }
+        }
+        self
+    }
+
+    /// As `halves_at`, and stores them there.
+    pub fn with_halves(
+        self,
+        ops: &Ops,
         stream: &Stream,
-        types: [bool; 2],
+        types: HalfTypes,
         x: DeviceSlice<'a>,
         memory: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
-        let Some(records) = self.forms[0].filter(|records| is_at(records, x)) else {
-            return Ok(self);
-        };
-        for (i, ty) in HALVES.into_iter().enumerate() {
-            if !types[i] || !ops.halves.take(ty, records.cols) {
-                continue;
-            }
-            let end = self.end + halves_bytes(records.tokens, records.cols);
-            let place = memory.slice(self.end..end);
-            self.halves[i] = Some(ops.halves.store(stream, ty, records, place)?);
-            self.end = end.next_multiple_of(256);
+        let acts = self.halves_at(ops, types, x, memory);
+        for halves in acts.halves.into_iter().flatten() {
+            let records = acts.float_at(x).expect("as their place is");
+            ops.halves.store(stream, records, halves)?;
         }
-        Ok(self)
+        Ok(acts)
+    }
+
+    /// The f32 form, if it lies in place.
+    fn float_at(&self, x: DeviceSlice) -> Option<DeviceActs<'a>> {
+        self.forms[0].filter(|records| is_at(records, x))
     }
 
     /// Without what tensor cores multiply.

@@ -6,6 +6,7 @@ use crate::backend::gpu::acts::DeviceActs;
 use crate::backend::gpu::expert::{
     Chosen, DeviceBiases, DeviceForm, DeviceScales, ExpertShape as DeviceShape, Scaled,
 };
+use crate::backend::gpu::halves::DeviceHalves;
 use crate::backend::gpu::matmul::{GroupBias, Groups, is_whole_tiles, tile_kind};
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::{DeviceSlice, Stream};
@@ -17,13 +18,14 @@ use crate::forward::gpu::ops::Ops;
 use crate::forward::gpu::weights::{GpuVector, GpuWeights};
 use crate::forward::gpu::workspace::{ExpertLayout, Workspace};
 use crate::gguf::TensorType;
+use crate::simd::ActKind;
 use std::ops::Range;
 
-/// Whether so many tokens are computed grouped by expert. The kernels for that read quantized
-/// blocks only.
-pub fn is_grouped(shape: &ExpertShape, n_tokens: usize) -> bool {
-    let mut types = shape.inputs().chain([shape.down]);
-    n_tokens > MAX_TOKENS && types.all(|ty| ty.block_len() > 1)
+/// Whether so many tokens are computed grouped by expert with the bits that they have pair by pair.
+/// The kernels for that read quantized blocks only.
+pub fn is_grouped(shape: &DeviceShape, n_tokens: usize) -> bool {
+    let types = [shape.gate, shape.up, shape.down];
+    n_tokens > MAX_TOKENS && types.iter().all(|ty| ty.block_len() > 1)
 }
 
 /// The shape that kernels are given, for experts that lie by `layout` and tokens that use `k` each.
@@ -201,6 +203,10 @@ impl<'a> ExpertContext<'a> {
         let DeviceShape { activation, limit, up_limit, .. } = *shape;
         let function = ExpertForm { activation, limit, up_limit, biases: None, scales: None };
         self.ops.activate.gated(self.stream, function, gate, rows(up), activated)?;
+        if shape.down.block_len() == 1 {
+            // SAFETY: as above.
+            return unsafe { self.down_of_halves(pairs, biases, granules, inner) };
+        }
         let inner = self.inner_acts(shape, pairs.n_pairs, pairs.pairs.clone(), inner)?;
         let (partial, stride) = (self.partial(shape, pairs.n_pairs), shape.n_embd);
         for g in granules {
@@ -220,7 +226,42 @@ impl<'a> ExpertContext<'a> {
         Ok(())
     }
 
-    /// Products of these granules' rows of gate or up: one launch if tiles do not cross granules.
+    /// Products of these granules' columns of down, whose rows of `inner` are rounded.
+    ///
+    /// # Safety
+    /// As for `compute_grouped`.
+    unsafe fn down_of_halves(
+        &self,
+        pairs: &GroupedPairs,
+        biases: Option<DeviceBiases>,
+        granules: Range<usize>,
+        inner: DeviceSlice<'a>,
+    ) -> Result<()> {
+        let (shape, halves) = (pairs.shape, &self.ops.halves);
+        let rows = inner_rows(shape, inner, &pairs.pairs);
+        let acts = DeviceActs::new(ActKind::F32, pairs.pairs.len(), shape.n_ff, rows);
+        let sizes = [pairs.n_pairs, shape.n_ff, shape.granule_rows.min(shape.n_ff)];
+        let memory = self.workspace.slice(&self.layout.inner_acts);
+        let inner = DeviceHalves::at(shape.down, sizes, memory);
+        halves.store(self.stream, acts, inner.token_range(pairs.pairs.clone()))?;
+        let (first, stride) = (granules.start, shape.n_embd);
+        let bias = biases.filter(|_| first == 0).map(|b| (b.down, stride));
+        let cols = granule_rows(shape, &granules).len();
+        let mat = GranuleMatrix { ty: shape.down, rows: stride, cols, bias };
+        let groups = Groups {
+            matrix_at: shape.down_at,
+            tokens: None,
+            accumulate: first > 0,
+            ..groups(pairs, first, mat)
+        };
+        let partial = self.partial(shape, pairs.n_pairs);
+        // SAFETY: the caller's promise, passed on; granules and their parts lie on multiples of 16
+        // bytes.
+        unsafe { halves.grouped(self.stream, groups, inner, first, partial, stride) }
+    }
+
+    /// Products of these granules' rows of gate or up: one launch if tiles do not cross granules,
+    /// or may.
     ///
     /// # Safety
     /// As for `compute_grouped`.
@@ -232,8 +273,9 @@ impl<'a> ExpertContext<'a> {
         acts: &GpuActs,
         out: DeviceSlice,
     ) -> Result<()> {
-        let (shape, x) = (pairs.shape, acts.view(mat.ty));
-        let step = if is_whole_tiles(shape.granule_rows) { granules.len() } else { 1 };
+        let (shape, halves) = (pairs.shape, acts.halves(mat.ty));
+        let is_one = halves.is_some() || is_whole_tiles(shape.granule_rows);
+        let step = if is_one { granules.len() } else { 1 };
         let Range { start, end } = granules;
         for g in (start..end).step_by(step.max(1)) {
             let rows = granule_rows(shape, &(g..g + step));
@@ -245,9 +287,15 @@ impl<'a> ExpertContext<'a> {
                 granule_rows: shape.granule_rows,
                 ..groups(pairs, g, product)
             };
-            let out = from(out, &rows);
-            // SAFETY: the caller's promise, passed on.
-            unsafe { self.ops.products.grouped(self.stream, groups, x, out, shape.n_ff)? };
+            let (out, stride) = (from(out, &rows), shape.n_ff);
+            let Some(x) = halves else {
+                let x = acts.view(mat.ty);
+                // SAFETY: the caller's promise, passed on.
+                unsafe { self.ops.products.grouped(self.stream, groups, x, out, stride)? };
+                continue;
+            };
+            // SAFETY: as above; granules and their parts lie on multiples of 16 bytes.
+            unsafe { self.ops.halves.grouped(self.stream, groups, x, 0, out, stride)? };
         }
         let Some(scales) = mat.scales else { return Ok(()) };
         for g in start..end {

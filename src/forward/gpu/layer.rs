@@ -119,7 +119,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         cx.route(router, &acts)?;
     }
     let seen = if ffn.sees_before { cx.before() } else { cx.x() };
-    let acts = cx.normed_acts(&ffn.norm, seen, cx.ffn_weights(l).inputs())?;
+    let acts = cx.ffn_input(l, &ffn.norm, seen)?;
     if let Some(router) = router.filter(|router| router.norm.is_none()) {
         cx.route(router, &acts)?;
     }

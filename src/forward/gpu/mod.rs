@@ -24,6 +24,7 @@ mod expert_parallel;
 mod experts;
 mod gated_delta;
 mod graphs;
+mod halves;
 mod hybrid_moe;
 mod index_layers;
 mod indexer;
@@ -52,6 +53,7 @@ mod workspace;
 
 pub use cache::GpuCache;
 pub use devices::Devices;
+pub use halves::multiplies_halves;
 pub use pass::Caches;
 pub use steps::GraphCounts;
 

@@ -3,13 +3,12 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
-use crate::backend::gpu::expert::{Chosen, ExpertShape as DeviceShape, OrderedSum};
+use crate::backend::gpu::expert::{Chosen, OrderedSum};
 use crate::backend::gpu::router::{DeviceRoute, FixedExperts, Groups, RouteVectors};
 use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
-use crate::forward::gpu::experts::{
-    DecodePairs, GroupedPairs, device_form, device_shape, is_grouped,
-};
+use crate::forward::gpu::experts::{DecodePairs, GroupedPairs, device_form, device_shape};
+use crate::forward::gpu::halves::only_shape;
 use crate::forward::gpu::layers::{
     GpuAdjugate, GpuBranch, GpuFfn, GpuForm, GpuLatentExperts, GpuOnly, GpuRouter, GpuStreams,
 };
@@ -39,7 +38,7 @@ impl<'a> GpuPass<'a> {
 
     /// x += expert(norm(x)); or its norm, kept for the experts' sum.
     pub fn dense_branch(&mut self, branch: &GpuBranch) -> Result<()> {
-        let acts = self.normed_acts(&branch.norm, self.x(), branch.expert.shape.inputs())?;
+        let acts = self.branch_input(&branch.expert, &branch.norm, self.x())?;
         let sum = OnlySum { gate: None, begins: true, residual: None };
         self.only_expert(&branch.expert, &acts, sum)?;
         match &branch.post_norm {
@@ -104,7 +103,7 @@ impl<'a> GpuPass<'a> {
     /// all.
     pub fn route(&self, router: &GpuRouter, acts: &GpuActs) -> Result<()> {
         let (route, choice) = (self.device_route(), &self.hyper().routing.choice);
-        self.linear(&router.logits, acts, route.probs)?;
+        self.linear(&router.logits, &acts.exact(), route.probs)?;
         let vector = |v: &Option<GpuVector>| v.as_ref().map(|v| self.dev.weights.vector(v));
         let vectors =
             RouteVectors { bias: vector(&router.choice_bias), scales: vector(&router.scales) };
@@ -155,16 +154,24 @@ impl<'a> GpuPass<'a> {
         rows.mul_rows(stream, x, weights)?;
         rows.set(stream, weights, 1.0)?;
         if w.splits_input {
-            return self.latent_acts(w.expert.inputs(), self.input_rows(l), x).map(drop);
+            return self.own_input(l, x);
         }
-        self.acts_of_h(w.inputs()).map(drop)
+        self.ffn_input_of_h(l).map(drop)
     }
 
     /// Makes the narrow experts' input of h and stores it in the forms that they read.
     pub fn narrow(&self, l: usize, latent: &GpuLatentExperts, acts: &GpuActs) -> Result<()> {
-        let (expert, rows) = (&self.ffn_weights(l).expert, self.expert_input(l));
-        self.linear(&latent.down, acts, rows)?;
-        self.latent_acts(expert.inputs(), self.input_rows(l), rows).map(drop)
+        let rows = self.expert_input(l);
+        self.linear(&latent.down, &acts.exact(), rows)?;
+        self.own_input(l, rows)
+    }
+
+    /// Stores routed experts' own input in the forms that they read.
+    fn own_input(&self, l: usize, rows: DeviceSlice<'a>) -> Result<()> {
+        let (types, memory) = (self.routed_halves(l), self.slice(&self.layout().ffn.latent_acts));
+        let inputs = self.ffn_weights(l).expert.inputs();
+        let acts = self.latent_acts(inputs, self.input_rows(l), rows)?;
+        self.with_halves(acts, types, rows, memory).map(drop)
     }
 
     /// y += up · norm(sums), of the narrow experts' sums in the place of their input; h is
@@ -202,11 +209,10 @@ impl<'a> GpuPass<'a> {
         OnlySum { gate, begins, residual }: OnlySum<'a>,
     ) -> Result<()> {
         let (n, context) = (self.n(), self.expert_context());
-        let shape = device_shape(&expert.layout, &expert.shape, 1);
-        let form = device_form(&self.dev.weights, &expert.form);
+        let (shape, form) = (only_shape(expert), device_form(&self.dev.weights, &expert.form));
         let zeros = self.words(&self.layout().zeros, n);
         let table = self.dev.tables.slice(expert.table.clone());
-        if is_grouped(&expert.shape, n) {
+        if self.groups(&shape) {
             let pairs = GroupedPairs {
                 shape: &shape,
                 n_items: 1,
@@ -260,14 +266,6 @@ impl<'a> GpuPass<'a> {
             Some(gate) => return rows.scale(stream, gate, weight).map(|()| gate),
         };
         rows.set(stream, gate, weight).map(|()| gate)
-    }
-
-    /// The shape of a layer's routed experts.
-    pub fn routed_shape(&self, l: usize) -> DeviceShape {
-        let layout = self.dev.layouts[l].expect("a layer with routed experts");
-        let (w, k) = (self.ffn_weights(l), self.hyper().routing.k);
-        let pairs_a_row = if w.splits_input { 1 } else { k };
-        DeviceShape { pairs_a_row, ..device_shape(&layout, &w.expert, k) }
     }
 
     /// y += Σ weights · partial of `n_pairs` routed pairs, in the order of a token's ranks;

@@ -8,7 +8,7 @@ use crate::backend::gpu::matvec::{MAX_TOKENS, ProductOut};
 use crate::backend::gpu::rows::Columns;
 use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
-use crate::forward::gpu::acts::{GpuActs, NormedRows, RowShape, note_half};
+use crate::forward::gpu::acts::{GpuActs, HalfTypes, NormedRows, RowShape, note_half};
 use crate::forward::gpu::cache::GpuCache;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
@@ -347,7 +347,7 @@ impl<'a> GpuPass<'a> {
         l: usize,
         types: impl IntoIterator<Item = TensorType>,
     ) -> Result<GpuActs<'a>> {
-        let mut halves = [false; 2];
+        let mut halves = HalfTypes::default();
         let types = types.into_iter().inspect(|ty| note_half(&mut halves, *ty));
         let acts = self.normed_acts(&self.layer(l).norm, self.x(), types)?;
         self.with_halves(acts, halves, self.h(), self.slice(&self.layout().acts))
@@ -380,18 +380,7 @@ impl<'a> GpuPass<'a> {
         RowShape { n: w.n_inputs(self.n(), self.hyper().routing.k), cols: w.expert.n_embd }
     }
 
-    /// The forms of it that they read, which are stored already.
-    pub fn ffn_acts(&self, l: usize) -> GpuActs<'a> {
-        let (w, layout) = (self.ffn_weights(l), self.layout());
-        if w.has_own_input() {
-            let (rows, memory) = (self.expert_input(l), self.slice(&layout.ffn.latent_acts));
-            return GpuActs::at(w.expert.inputs(), self.input_rows(l), rows, memory);
-        }
-        let memory = self.slice(&layout.acts);
-        GpuActs::at(w.inputs(), self.embd_rows(self.n()), self.h(), memory)
-    }
-
-    fn embd_rows(&self, n: usize) -> RowShape {
+    pub fn embd_rows(&self, n: usize) -> RowShape {
         RowShape { n, cols: self.hyper().n_embd }
     }
 
@@ -403,26 +392,31 @@ impl<'a> GpuPass<'a> {
         x: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
         let memory = self.slice(&self.layout().mixer.acts);
-        let mut halves = [false; 2];
+        let mut halves = HalfTypes::default();
         let types = types.into_iter().inspect(|ty| note_half(&mut halves, *ty));
         let acts = GpuActs::fill(&self.dev.ops, self.stream(), types, shape, x, memory)?;
         self.with_halves(acts, halves, x, memory)
     }
 
-    /// The same for tensor cores too, in passes whose rows are all of prompts: what a decoded row
-    /// is does not depend on those beside it.
-    fn with_halves(
+    /// Whether tensor cores multiply this pass's halves: only if all rows are of prompts. The bits
+    /// of a decoded row do not depend on those beside it.
+    pub fn rounds_to_halves(&self) -> bool {
+        let is_prompt = self.role == Role::Only && self.batch.decode_rows().is_empty();
+        is_prompt && !self.dev.is_exact
+    }
+
+    /// The same activations rounded to `types` too, if the pass's halves are multiplied so.
+    pub fn with_halves(
         &self,
         acts: GpuActs<'a>,
-        types: [bool; 2],
+        types: HalfTypes,
         x: DeviceSlice<'a>,
         memory: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
-        let is_prompt = self.role == Role::Only && self.batch.decode_rows().is_empty();
-        if self.dev.is_exact || !is_prompt {
-            return Ok(acts);
+        match self.rounds_to_halves() {
+            true => acts.with_halves(&self.dev.ops, self.stream(), types, x, memory),
+            false => Ok(acts),
         }
-        acts.with_halves(&self.dev.ops, self.stream(), types, x, memory)
     }
 
     /// out [rows, weight.rows] = weight · acts + bias

@@ -138,7 +138,12 @@ impl Emulated {
 
     /// The kernels that the emulated devices of this process have run. Tests ask for it.
     pub fn launched_kernels() -> Vec<String> {
-        shim::launched().iter().map(ToString::to_string).collect()
+        shim::launched().keys().map(ToString::to_string).collect()
+    }
+
+    /// How often they have run this kernel.
+    pub fn launches_of(name: &str) -> usize {
+        shim::launched().get(name).copied().unwrap_or(0)
     }
 
     fn machine(&self) -> MutexGuard<'_, Machine> {

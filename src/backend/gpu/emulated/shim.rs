@@ -1,7 +1,7 @@
 //! kernels/shim/abi.h in Rust.
 
 use crate::backend::gpu::Grid;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -99,9 +99,9 @@ pub fn names() -> Vec<String> {
     (0..).map_while(name).collect()
 }
 
-/// The names of the kernels that have run.
-pub fn launched() -> MutexGuard<'static, BTreeSet<&'static str>> {
-    static LAUNCHED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+/// The names of the kernels that have run, and how often.
+pub fn launched() -> MutexGuard<'static, BTreeMap<&'static str, usize>> {
+    static LAUNCHED: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
     LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -149,7 +149,7 @@ pub unsafe fn launch(
     launch: &ShimLaunch,
     allocations: &mut [ShimAllocation],
 ) -> Result<(), String> {
-    launched().insert(launch.kernel.name());
+    *launched().entry(launch.kernel.name()).or_default() += 1;
     let mut error = [0 as c_char; 512];
     let raw = RawLaunch {
         kernel: launch.kernel.0,

@@ -31,23 +31,23 @@ pub fn compare(bench: &Bench, kernels: &Kernels, row: &mut Row, layer: &Layer) -
 }
 
 /// Pairs in the order of their experts.
-struct Grouping {
+pub struct Grouping {
     /// Pair → place among [tokens, ranks].
-    order: Vec<usize>,
+    pub order: Vec<usize>,
     /// Tiles of both kinds, with one in the middle that has no pairs.
     tiles: [DeviceBuffer; 2],
     /// u32 [pairs] and [tokens, k].
-    tokens: DeviceBuffer,
-    places: DeviceBuffer,
+    pub tokens: DeviceBuffer,
+    pub places: DeviceBuffer,
     /// u64 [experts, granules]
-    table: DeviceBuffer,
+    pub table: DeviceBuffer,
     n_granules: usize,
     /// u32 [experts]: 0, 1, 2.
-    experts: DeviceBuffer,
+    pub experts: DeviceBuffer,
 }
 
 impl Grouping {
-    fn new(
+    pub fn new(
         bench: &Bench,
         s: &ExpertShape,
         chosen: &[u32],
@@ -80,7 +80,7 @@ impl Grouping {
     }
 
     /// A matrix whose first granule is `granule`.
-    fn groups(&self, ty: TensorType, granule: usize, [rows, cols]: [usize; 2]) -> Groups<'_> {
+    pub fn groups(&self, ty: TensorType, granule: usize, [rows, cols]: [usize; 2]) -> Groups<'_> {
         Groups {
             ty,
             rows,
@@ -99,19 +99,23 @@ impl Grouping {
     }
 }
 
-struct Call<'a> {
-    bench: &'a Bench,
-    kernels: &'a Kernels,
-    layer: &'a Layer,
-    tokens: &'a Tokens,
-    grouping: &'a Grouping,
+pub struct Call<'a> {
+    pub bench: &'a Bench,
+    pub kernels: &'a Kernels,
+    pub layer: &'a Layer,
+    pub tokens: &'a Tokens,
+    pub grouping: &'a Grouping,
 }
 
 impl Call<'_> {
     fn run(&self) -> Result<Vec<f32>> {
+        self.sum(&self.down(&self.inner()?)?)
+    }
+
+    /// The tokens' sums of what down gives: f32 [pairs, n_embd].
+    pub fn sum(&self, partial: &DeviceBuffer) -> Result<Vec<f32>> {
         let Call { bench, kernels, layer, tokens, grouping } = *self;
         let s = &layer.shape;
-        let partial = self.down(&self.inner()?)?;
         let y = bench.up_f32(&vec![0.0; tokens.n * s.n_embd])?;
         let weights = bench.up_f32(&tokens.weights)?;
         let sum = OrderedSum {

@@ -2,6 +2,7 @@
 //! token and expert one by one, or grouped by expert.
 
 mod grouped;
+mod halves;
 mod layer;
 
 use super::bench::Bench;
@@ -13,6 +14,7 @@ use crate::backend::gpu::acts::{DeviceActs, Quantize, record_bytes};
 use crate::backend::gpu::expert::{
     Chosen, DeviceBiases, DeviceForm, DeviceScales, ExpertShape, Experts, OrderedSum,
 };
+use crate::backend::gpu::halves::Halves;
 use crate::backend::gpu::mat::{all_types, types};
 use crate::backend::gpu::matmul::Products;
 use crate::backend::ops::{Activation, NO_EXPERT};
@@ -26,6 +28,7 @@ const CHOSEN: [u32; 4] = [2, 0, 1, 2];
 struct Kernels {
     experts: Experts,
     products: Products,
+    halves: Halves,
     quantize: Quantize,
 }
 
@@ -33,6 +36,7 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut kernels = Kernels {
         experts: Experts::load(&bench.gpu, &all_types())?,
         products: Products::load(&bench.gpu, &all_types())?,
+        halves: Halves::load(&bench.gpu, &[F16, BF16])?,
         quantize: Quantize::load(&bench.gpu)?,
     };
     for ty in types() {
@@ -67,6 +71,19 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             ];
             for spec in bench.shapes(&small, &odd, &[]) {
                 grouped::compare(bench, &kernels, row, &Layer::new(spec))?;
+            }
+            Ok(())
+        });
+    }
+    for ty in [F16, BF16] {
+        report.row("expert_halves", ty, |row| {
+            let of = |sizes| Spec { sizes, is_biased: true, ..Spec::plain(ty) };
+            // Granules that end within a tile, and the last of them shorter.
+            let small = [of([16, 48, 40])];
+            let odd = [of([80, 112, 40]), of([48, 96, 96])];
+            let large = [of([2048, 768, 64])];
+            for spec in bench.shapes(&small, &odd, &large) {
+                halves::compare(bench, &kernels, row, &Layer::new(spec))?;
             }
             Ok(())
         });

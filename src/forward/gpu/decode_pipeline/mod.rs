@@ -42,9 +42,10 @@ use crate::forward::gpu::pass::{GpuPass, PassState};
 use crate::forward::gpu::upload::floats;
 
 impl<'a> GpuPass<'a> {
-    /// Whether a look-up follows the layer's router: in passes of one row and in steps of decode.
+    /// Whether a look-up follows the layer's router: in passes of one row and in steps of decode,
+    /// but not where experts are computed as in longer parts of the prompt.
     pub fn looks_up(&self, l: usize) -> bool {
-        self.is_step() && self.tiers(l).is_some()
+        self.is_step() && self.tiers(l).is_some() && !self.routes_halves(l)
     }
 
     /// Pairs of a row and an expert.
@@ -386,12 +387,20 @@ impl<'a> GpuPass<'a> {
         let chosen = self.b.route.chosen.iter();
         let missed = chosen.map(|e| if is_missed(e) { *e } else { NO_EXPERT });
         hybrid.group(layer.w, missed, k, n_experts);
-        hybrid.divide(tiers, l, true);
+        hybrid.divide(tiers, l, true, true);
         let routed = RoutedLayer { stream, ..layer };
-        let (is_grouped, is_miss, n_decode) = (false, true, layer.n_tokens);
-        let n_pairs = n_decode * k;
-        let call =
-            LayerCall { model, tiers, routed, shape, is_grouped, n_pairs, n_decode, is_miss };
+        let (n_decode, n_pairs) = (layer.n_tokens, layer.n_tokens * k);
+        let call = LayerCall {
+            model,
+            tiers,
+            routed,
+            shape,
+            is_grouped: false,
+            with_cpu: true,
+            n_pairs,
+            n_decode,
+            is_miss: true,
+        };
         let context = ExpertContext { stream, layout: miss_layout, ..context };
         let (chosen, staging) = (routed.chosen, miss_staging);
         let first = DeviceShare { device: 0, context, acts, chosen, form, staging, to_first: None };

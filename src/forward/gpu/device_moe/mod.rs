@@ -12,7 +12,7 @@ use crate::backend::gpu::group::{Grouper, Grouping};
 use crate::backend::gpu::matmul::{TILE_TOKENS, TILE_WORDS, max_tiles};
 use crate::experts::vram::{Fence, VramTiers};
 use crate::forward::gpu::device_moe::route::{MAX_ACTIVATIONS, PendingRoute};
-use crate::forward::gpu::experts::{GroupedPairs, PairTiles, is_grouped};
+use crate::forward::gpu::experts::{GroupedPairs, PairTiles};
 use crate::forward::gpu::pass::GpuPass;
 
 impl<'a> GpuPass<'a> {
@@ -21,7 +21,7 @@ impl<'a> GpuPass<'a> {
         let (n, routing) = (self.n(), &self.hyper().routing);
         !self.is_step()
             && self.n_activations() <= MAX_ACTIVATIONS
-            && is_grouped(&self.ffn_weights(l).expert, n)
+            && self.groups(&self.routed_shape(l))
             && Grouper::takes(n * routing.k, routing.n_experts)
             && self.is_whole_on_first(l)
     }

@@ -88,6 +88,10 @@ impl Peer {
         self.device
     }
 
+    pub fn ops(&self) -> &Ops {
+        &self.ops
+    }
+
     /// Waits for all that the peer has queued. If it fails the device is lost, and so are all
     /// results since the last wait.
     pub fn wait(&mut self) -> Result<()> {
@@ -109,7 +113,12 @@ impl Peer {
         let chosen = workspace.slice(&layout.chosen).slice(0..routed.chosen.len());
         let memory = workspace.slice(&layout.acts);
         let h = workspace.slice(&layout.h);
-        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
+        let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory).halves_at(
+            ops,
+            routed.halves,
+            h,
+            memory,
+        );
         let form = device_form(weights, &forms[routed.l]);
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
         let (device, to_first) = (*device, Some(to_first));

@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::backend::gpu::{Device, DeviceSlice, Stream};
-use crate::forward::gpu::acts::{GpuActs, RowShape, acts_bytes};
+use crate::forward::gpu::acts::{GpuActs, HalfTypes, RowShape, acts_bytes};
 use crate::forward::gpu::expert_parallel::staged_copy::StagedCopy;
 use crate::forward::gpu::ops::Ops;
 use crate::forward::gpu::upload::Staging;
@@ -31,6 +31,8 @@ pub struct RoutedLayer<'a> {
     pub h: DeviceSlice<'a>,
     /// u32 [tokens, k]
     pub chosen: DeviceSlice<'a>,
+    /// The types that the input is rounded to.
+    pub halves: HalfTypes,
 }
 
 /// The ranges of a peer's buffers in its allocation.
@@ -118,7 +120,8 @@ impl PeerWorkspace {
         let pieces = [(h, h_here), (chosen, to(&layout.chosen, chosen.len()))];
         to_peer.copy(from, stream, &pieces)?;
         let memory = workspace.slice(&layout.acts);
-        GpuActs::fill(ops, stream, w.expert.inputs(), routed.shape(), h_here, memory).map(drop)
+        let acts = GpuActs::fill(ops, stream, w.expert.inputs(), routed.shape(), h_here, memory)?;
+        acts.with_halves(ops, stream, routed.halves, h_here, memory).map(drop)
     }
 }
 

@@ -23,6 +23,9 @@ pub struct LayerCall<'a> {
     pub routed: RoutedLayer<'a>,
     pub shape: DeviceShape,
     pub is_grouped: bool,
+    /// Whether the CPU computes experts too that are missing: it does not round as tensor cores
+    /// do, and bits would depend on the time that each takes.
+    pub with_cpu: bool,
     /// The number of pairs in `partial`.
     pub n_pairs: usize,
     /// The first so many rows are decode's, the others are of prompts.
@@ -64,7 +67,7 @@ impl HybridMoe {
     pub fn plan(&mut self, call: &LayerCall, chosen: impl Iterator<Item = u32>) {
         let (w, routing) = (call.routed.w, &call.model.hyper.routing);
         self.group(w, chosen, routing.k, routing.n_experts);
-        self.divide(call.tiers, call.routed.l, call.n_decode > 0);
+        self.divide(call.tiers, call.routed.l, call.n_decode > 0, call.with_cpu);
         self.put_decode_first(call.n_decode);
         if call.is_grouped {
             self.sort_by_pairs();

@@ -99,10 +99,16 @@ impl HybridMoe {
         }
     }
 
-    /// Assigns each expert: resident ones to their devices, the others to a device or the CPU,
-    /// whichever is expected to have the result earlier. `has_decode`: whether some rows are
-    /// decode's, for which alone experts are predicted.
-    pub fn divide(&mut self, tiers: Option<&VramTiers>, l: usize, has_decode: bool) {
+    /// Assigns each expert: resident ones to their devices, the others to a device or, if it takes
+    /// part, the CPU, whichever is expected to have the result earlier. `has_decode`: whether some
+    /// rows are decode's, for which alone experts are predicted.
+    pub fn divide(
+        &mut self,
+        tiers: Option<&VramTiers>,
+        l: usize,
+        has_decode: bool,
+        with_cpu: bool,
+    ) {
         for batch in &mut self.batches {
             batch.experts.clear();
             batch.left = 0;
@@ -115,7 +121,7 @@ impl HybridMoe {
         self.missing.clear();
         for (slot, &expert) in self.all.experts.iter().enumerate() {
             let part = tiers.missing_part(l, expert);
-            if part == 0.0 {
+            if part == 0.0 || !with_cpu {
                 self.batches[tiers.device(l, expert)].experts.push(expert);
                 continue;
             }

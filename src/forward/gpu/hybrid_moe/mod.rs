@@ -9,7 +9,6 @@ pub mod division;
 use crate::Result;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
-use crate::forward::gpu::experts::is_grouped;
 use crate::forward::gpu::hybrid_moe::call::LayerCall;
 use crate::forward::gpu::pass::{GpuPass, PassState};
 
@@ -23,18 +22,20 @@ impl<'a> GpuPass<'a> {
             stream: self.stream(),
             h: self.expert_input(l),
             chosen: self.device_route().chosen,
+            halves: self.routed_halves(l),
         }
     }
 
     /// The call for all of a layer's routed experts.
     pub fn layer_call(&self, l: usize) -> LayerCall<'a> {
-        let routed = self.routed_layer(l);
+        let (routed, shape) = (self.routed_layer(l), self.routed_shape(l));
         LayerCall {
             model: self.model,
             tiers: self.tiers(l),
             routed,
-            shape: self.routed_shape(l),
-            is_grouped: is_grouped(&routed.w.expert, self.n()),
+            shape,
+            is_grouped: self.groups(&shape),
+            with_cpu: !self.routes_halves(l),
             n_pairs: self.n() * self.hyper().routing.k,
             n_decode: self.batch.decode_rows().len(),
             is_miss: false,
