@@ -117,6 +117,7 @@ impl<M: Mover> TierRuntime<M> {
         if !options.lockstep {
             let price = known_price(options.profile, mover.price_section());
             mover.tier().use_idle_link(price);
+            mover.wake_if_startable();
         }
         let bytes = |l: &Option<LayerExperts>| l.as_ref().map_or(0, |l| l.expert_bytes() as u64);
         let timer = Timer::new(&layers.iter().map(bytes).collect::<Vec<u64>>());

@@ -100,10 +100,12 @@ impl Tier {
     /// expected in the place of what is worth less. `price`: the link's price of prefetch as an
     /// earlier run has measured it.
     pub fn use_idle_link(&self, price: Option<f64>) {
-        let Shared { state, meter, .. } = &mut *self.lock();
+        let mut shared = self.lock();
+        let Shared { state, meter, .. } = &mut *shared;
         state.fill_free_room();
         state.swap_when_idle();
         meter.measure_price(state, price);
+        self.unlock(shared);
     }
 
     /// From now on this tier reports to the tier below which experts it holds whole.
