@@ -6,7 +6,7 @@
 // Twin: src/backend/cpu/attention. The operations are the same except for rounding: queries,
 // keys, exponentials and values are rounded to f16 and multiplied exactly; sums are f32 in the
 // hardware's order, and exponentials are the hardware's. Each query is scaled by a power of two
-// first, so that none overflows. The rounded exponentials are summed, so that weights add up to one.
+// first, so that none overflows. The rounded exponentials are summed, so that weights add up to 1.
 //
 // A block of four warps takes 64 queries, tokens times the heads that share a KV head, and goes
 // over the tiles of 64 positions that any of them sees. A warp takes 16 queries: scores and sums of

@@ -162,7 +162,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "03f2fce49a98b28aa7f9f21867002dbf1e551460a1ac9952e7d31e2f8838e73b",
+        digest: "d321c215b373ac4f09e0ef3100c2c658bbef73d83b3aa7541e2506976bac1f68",
         ptx: "98f12d705f236bac68c46c43c45f6650a8e80e814ce2c04824a2bc2ac5d71bf1",
         kernels: &[
             "attention_prompt_64",
@@ -181,7 +181,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "03f2fce49a98b28aa7f9f21867002dbf1e551460a1ac9952e7d31e2f8838e73b",
+        digest: "d321c215b373ac4f09e0ef3100c2c658bbef73d83b3aa7541e2506976bac1f68",
         ptx: "28c34e272ba9b3ee1d2ba297a5f9b3366adcfd1957c3c6bc0e3de1de06505278",
         kernels: &[
             "attention_prompt_64",

@@ -33,8 +33,8 @@ const INTERVAL_GROWTH: u32 = 4;
 const CLEAR: f64 = 2.0;
 
 /// A candidate that takes longer than the kept one by more than this part is tried again only once
-/// the interval has grown as far as it does. One that was given up at once is tried in every turn: a
-/// busy moment may have been the reason, and it costs a window at most.
+/// the interval has grown as far as it does. One that was given up at once is tried in every turn:
+/// a busy moment may have been the reason, and it costs a window at most.
 const NEAR: f64 = 0.1;
 
 /// The state that later runs go on with.
