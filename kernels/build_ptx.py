@@ -314,7 +314,8 @@ def work(jobs):
     length = lambda job: -sum(file.stat().st_size for file in sources_of(job[0]))
     jobs = sorted(jobs, key=length)
     print(f"{'kernel':36} {'target':6} {'sm':6} registers  stack  spilled  shared")
-    with ProcessPoolExecutor() as pool:
+    # NVRTC numbers calls through all that a process compiles: each job has a process of its own.
+    with ProcessPoolExecutor(max_tasks_per_child=1) as pool:
         for job, (module, rows, wrong) in zip(jobs, pool.map(build, jobs)):
             made[job] = module
             faults += wrong

@@ -761,7 +761,7 @@
         source: "latent",
         compute: 75,
         digest: "fb61ec168dead7cd4b17af4f8d4f6b0d43d0331aeb595605c511d60e60740673",
-        ptx: "12e822900e59110f332e268a670dfbba46be743d81f496f0ebefc01bf12641e3",
+        ptx: "8c37718ff6ec0de1d8d0059db05fd909e41347fa6153b2a5eec55b57fa6754eb",
         kernels: &[
             "expand_keys",
             "expand_values",
@@ -779,7 +779,7 @@
         source: "latent",
         compute: 80,
         digest: "fb61ec168dead7cd4b17af4f8d4f6b0d43d0331aeb595605c511d60e60740673",
-        ptx: "79192871924ad20afbfafc6646177f79bbc31e4fb8f9d782cd0039fa9a2aba61",
+        ptx: "3af99e42a3b35fd8fcca7dd56ca6188f45e69530a7c0bf2b94cd19a7e42402f5",
         kernels: &[
             "expand_keys",
             "expand_values",
