@@ -94,6 +94,8 @@ a, b = (json.load(open(f)) for f in sys.argv[1:]); k = [k for k in a if "perplex
 print("decode", {x: (a[x], b.get(x)) for x in k}, "hit rate", b.get("hit_rate"), "ms", b.get("tpot_ms"))
 P
         done
+        # The same with the missing experts read in RAM, wherever that is possible.
+        MOEBA_GPU_IN_PLACE=1 step 45 "$m decode, 40%, in place" "$MOEBA" perplexity $M/$m.gguf -f $W/text -c 128 --chunks 1 -b 1 --device cuda --vram 40% --ram 100% --io pread $cache
     done
     # 4. What memcheck says of every kernel.
     step 60 "probe rates" $W/probe

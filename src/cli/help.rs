@@ -312,6 +312,11 @@ pub const VARIABLES: &[(&str, &str)] = &[
         "MOEBA_GPU_PIN",
         "0: experts in RAM are not pinned where they are, and go to GPUs through buffers",
     ),
+    (
+        "MOEBA_GPU_IN_PLACE",
+        "0: GPUs never read missing experts in RAM, 1: wherever they can [default: where it is \
+         measured to be faster]",
+    ),
     ("MOEBA_NOW", "date that chat templates see, as YYYY-MM-DD [default: today]"),
     ("HF_TOKEN", "token for private repositories"),
     ("HF_HUB_CACHE, HF_HOME", "where downloaded models are kept"),

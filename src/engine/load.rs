@@ -15,7 +15,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
 use crate::experts::numa::{self, SYSFS};
 use crate::experts::{Layout, StreamOptions, TierPlan};
-use crate::forward::gpu::{GpuModel, GpuOptions};
+use crate::forward::gpu::{GpuModel, GpuOptions, InPlace};
 use crate::gguf::Gguf;
 use crate::interrupt;
 use crate::model::kv;
@@ -134,6 +134,7 @@ fn onto_devices(
         n_ctx: plan.n_ctx,
         is_exact: options.exact,
         cpu_share: options.test.cpu_share,
+        in_place: options.test.in_place.unwrap_or_else(InPlace::of_environment),
         by_layer: options.test.by_layer,
     };
     let free = |device: &Device| Ok(device.memory()?.free_bytes as u64);

@@ -10,6 +10,7 @@ use super::plan::vram::CpuMoe;
 use super::profile::ProfileChoice;
 use crate::experts::disk::{Faults, IoKind};
 use crate::experts::peers::PeerOptions;
+use crate::forward::gpu::InPlace;
 use crate::gguf::Override;
 use crate::model::kv::CacheType;
 use crate::policy::PolicySpec;
@@ -97,6 +98,8 @@ pub struct TestHooks {
     /// Fraction of a layer's experts that the CPU computes beside a GPU. `None`: decided by
     /// measured times.
     pub cpu_share: Option<f32>,
+    /// Whether a GPU reads missing experts in place. `None`: as the environment says.
+    pub in_place: Option<InPlace>,
     /// A GPU's layers are queued one by one where a token could be one graph.
     pub by_layer: bool,
     /// Multiplications after which a layer of a long prompt rests. `None`: some 10 ms of them.

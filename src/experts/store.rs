@@ -97,6 +97,11 @@ pub trait ExpertStore: Send + Sync {
         Vec::new()
     }
 
+    /// Whether the parts of the layer's granules start at multiples of `align` in that memory.
+    fn are_parts_at(&self, _layer: usize, _align: usize) -> bool {
+        false
+    }
+
     /// The record in which a tier above reports which experts it holds whole; `None` if nothing
     /// moves.
     fn upper_residency(&self) -> Option<Arc<UpperResidency>> {

@@ -214,7 +214,7 @@ impl CpuPass<'_, '_> {
         while store.next_ready(&mut b.ffn.work)? {
             let f = &mut b.ffn;
             let mut list = f.granules.list();
-            granules(store, &f.work, &f.demand, &ffn.expert, &mut list);
+            granules(store, &f.work, &f.demand, &ffn.expert, |_| true, &mut list);
             self.cpu.expert_granules(&list, &f.demand, ffn.form(), &b.acts, &mut f.expert);
             f.granules.recycle(list);
         }
@@ -281,7 +281,7 @@ impl CpuPass<'_, '_> {
         store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
         while store.next_ready(&mut f.only_work)? {
             let mut list = f.granules.list();
-            granules(store, &f.only_work, &f.only_demand, shape, &mut list);
+            granules(store, &f.only_work, &f.only_demand, shape, |_| true, &mut list);
             cpu.expert_granules(&list, &f.only_demand, form, &b.acts, &mut f.expert);
             f.granules.recycle(list);
         }
@@ -328,17 +328,18 @@ impl Model {
     }
 }
 
-/// Bytes and types brought together: what the backend computes with, of all granules that `work`
-/// was handed.
+/// Bytes and types brought together: what the backend computes with, of the granules that `work`
+/// was handed and whose experts are wanted.
 pub(super) fn granules<'a>(
     store: &'a dyn ExpertStore,
     work: &'a Acquisition,
     demand: &Demand,
     shape: &ExpertShape,
+    is_wanted: impl Fn(u32) -> bool,
     list: &mut Vec<GranuleMats<'a>>,
 ) {
-    list.extend((0..work.n_handed()).map(|i| {
-        let g = store.ready(work, i);
+    let handed = (0..work.n_handed()).map(|i| store.ready(work, i));
+    list.extend(handed.filter(|g| is_wanted(g.expert)).map(|g| {
         let n = g.rows.len();
         GranuleMats {
             slot: demand.slot(g.expert),

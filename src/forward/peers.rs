@@ -150,7 +150,7 @@ impl Model {
         let mut compute = |work: &mut Acquisition| {
             while store.next_ready(work)? {
                 let mut list = granules.list();
-                moe::granules(store, work, demand, &ffn.expert, &mut list);
+                moe::granules(store, work, demand, &ffn.expert, |_| true, &mut list);
                 cpu.expert_granules(&list, demand, ffn.form(), acts, sums);
                 granules.recycle(list);
             }

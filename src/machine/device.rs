@@ -213,10 +213,11 @@ mod tests {
         let rates = DeviceRates::measure(&devices[0], Sizes::EMULATED).unwrap();
         let all = [&rates.up, &rates.up_write_combined, &rates.down, &rates.copy, &rates.matvec];
         assert!(all.iter().all(|rounds| rounds.median() > 0.0), "{rates:?}");
-        let ExpertTransfers { in_place, chunked, whole, pageable } = &rates.experts;
+        let ExpertTransfers { in_place, read, chunked, whole, pageable } = &rates.experts;
         let in_place = in_place.as_ref().expect("its memory can be registered");
+        let read = read.as_ref().expect("and read");
         assert!(
-            [in_place, chunked, whole, pageable].iter().all(|rounds| rounds.median() > 0.0),
+            [in_place, read, chunked, whole, pageable].iter().all(|rounds| rounds.median() > 0.0),
             "{rates:?}"
         );
         assert_eq!(rates.memory.free_bytes, rates.memory.total_bytes);

@@ -1,15 +1,23 @@
 //! The gain of PreScope's AsyncIO (its section 4.4) on this machine: experts go from the host's
 //! memory to a GPU in chunks out of memory that is registered, or through registered buffers, as
 //! the engine's link does it; as one transfer through such a buffer; and as one transfer out of
-//! pageable memory, which is what a framework does that knows nothing of experts.
+//! pageable memory, which is what a framework does that knows nothing of experts. A product out of
+//! registered memory, without a copy, is what the engine does with some missed experts.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::Rounds;
-use crate::backend::gpu::{Device, DeviceBuffer, Event, Pinned, PinnedKind, Registered, Stream};
+use super::device::TYPE;
+use crate::backend::gpu::acts::{DeviceActs, record_bytes};
+use crate::backend::gpu::mat::DeviceMat;
+use crate::backend::gpu::matvec::{Matvec, ProductOut};
+use crate::backend::gpu::{
+    Device, DeviceBuffer, DeviceSlice, Event, Pinned, PinnedKind, Registered, Stream,
+};
 use crate::experts::memory::Region;
+use crate::simd::act_kind;
 use crate::{Error, Result};
 
 /// 10⁹ bytes a second of an expert, from the moment it is asked for to the moment it is there.
@@ -17,6 +25,8 @@ use crate::{Error, Result};
 pub struct ExpertTransfers {
     /// Chunk by chunk out of registered memory; `None` where it cannot be registered.
     pub in_place: Option<Rounds>,
+    /// Read by a kernel where it is registered; `None` where kernels cannot.
+    pub read: Option<Rounds>,
     /// Chunk by chunk: one is packed into a registered buffer while the one before it is copied.
     pub chunked: Rounds,
     /// Packed into a registered buffer, and then copied.
@@ -33,12 +43,28 @@ const N_EXPERTS: usize = 4;
 
 const PAGE: usize = 4096;
 
+/// Columns of an expert's matrix.
+const COLS: usize = 2048;
+
+fn row_bytes() -> usize {
+    TYPE.row_bytes(COLS as u64).expect("whole blocks") as usize
+}
+
+/// Whole rows of an expert's matrix.
+fn rows(expert_bytes: usize) -> usize {
+    expert_bytes / row_bytes()
+}
+
 struct Bench {
     stream: Stream,
     host: Region,
     device: DeviceBuffer,
     pinned: Pinned,
     copied: Vec<Event>,
+    kernels: Matvec,
+    /// A record of activations and the products, f32 [rows]
+    acts: DeviceBuffer,
+    products: DeviceBuffer,
     expert_bytes: usize,
     chunk_bytes: usize,
 }
@@ -51,8 +77,12 @@ impl ExpertTransfers {
         repetitions: usize,
     ) -> Result<ExpertTransfers> {
         assert!(expert_bytes.is_multiple_of(chunk_bytes) && RING * chunk_bytes <= expert_bytes);
+        let acts = record_bytes(act_kind(TYPE), COLS);
         let mut bench = Bench {
             stream: Stream::new(device)?,
+            kernels: Matvec::load(device, &[TYPE])?,
+            acts: DeviceBuffer::new(device, acts)?,
+            products: DeviceBuffer::new(device, 4 * rows(expert_bytes))?,
             host: experts(expert_bytes)?,
             device: DeviceBuffer::new(device, expert_bytes)?,
             pinned: Pinned::new(device, expert_bytes, PinnedKind::WriteCombined)?,
@@ -85,35 +115,42 @@ impl Bench {
         unsafe { std::slice::from_raw_parts(self.host.ptr().add(range.start), range.len()) }
     }
 
-    /// The rate out of memory that is registered meanwhile.
-    fn registered(&mut self, device: &Device, repetitions: usize) -> Result<Option<Rounds>> {
+    /// The rates of copies and of kernels out of memory that is registered meanwhile.
+    fn registered(&mut self, device: &Device, repetitions: usize) -> Result<[Option<Rounds>; 2]> {
         let start = NonNull::new(self.host.ptr()).expect("a region");
         // SAFETY: the region ends after `bench`, in which the registration does not outlive this.
         let Ok(registered) = (unsafe { Registered::new(device, start, self.host.len()) }) else {
-            return Ok(None);
+            return Ok([None, None]);
         };
-        let rate = self.rate(repetitions, Bench::in_place);
-        // No copy may be queued when the memory is let go of.
+        let copied = self.rate(repetitions, Bench::in_place);
+        let read = registered.all().map(|memory| {
+            self.stream.fill(self.acts.all(), 0)?;
+            self.rate(repetitions, |bench, expert| bench.read(memory, expert))
+        });
+        // Nothing may be queued when the memory is let go of.
         let waited = self.stream.synchronize();
         drop(registered);
-        waited.and(rate).map(Some)
+        waited?;
+        Ok([Some(copied?), read.transpose()?])
     }
 
     fn measure(&mut self, device: &Device, repetitions: usize) -> Result<ExpertTransfers> {
+        let [in_place, read] = self.registered(device, repetitions)?;
         Ok(ExpertTransfers {
-            in_place: self.registered(device, repetitions)?,
+            in_place,
+            read,
             chunked: self.rate(repetitions, Bench::chunked)?,
             whole: self.rate(repetitions, Bench::whole)?,
             pageable: self.rate(repetitions, Bench::pageable)?,
         })
     }
 
-    /// `transfer` queues the copies of the expert with this number; they are waited for one expert
-    /// at a time.
+    /// `transfer` queues copies or reads of the expert with this number; they are waited for one
+    /// expert at a time.
     fn rate(
         &mut self,
         repetitions: usize,
-        transfer: fn(&mut Bench, usize) -> Result<()>,
+        transfer: impl Fn(&mut Bench, usize) -> Result<()>,
     ) -> Result<Rounds> {
         let round = |bench: &mut Bench| -> Result<f64> {
             let start = Instant::now();
@@ -140,6 +177,19 @@ impl Bench {
             unsafe { self.stream.upload(to, self.host(from..from + n))? };
         }
         Ok(())
+    }
+
+    /// A product of the expert, as one matrix, out of `memory`, where all of them lie.
+    fn read(&mut self, memory: DeviceSlice, expert: usize) -> Result<()> {
+        let (rows, start) = (rows(self.expert_bytes), expert * self.expert_bytes);
+        let range = start..start + rows * row_bytes();
+        let mat = DeviceMat::dense(TYPE, memory.slice(range.clone()), rows, COLS);
+        let x = DeviceActs::new(act_kind(TYPE), 1, COLS, self.acts.all());
+        let out = ProductOut { data: self.products.all(), stride: rows, scale: None };
+        let queue = || self.kernels.launch(&self.stream, mat, x, None, out);
+        // SAFETY: nothing writes to the host's experts, and they end after this has been waited
+        // for.
+        unsafe { self.stream.reading(&[self.host(range)], queue) }
     }
 
     fn chunked(&mut self, expert: usize) -> Result<()> {

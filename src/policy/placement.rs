@@ -69,13 +69,15 @@ pub struct View<'a> {
     pub delay_ns: f64,
 }
 
-/// Each of the layer's missing experts is in `upload` or in `cpu`.
+/// Each of the layer's missing experts is in `upload`, in `cpu` or in `in_place`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
     /// In the order of transfer.
     pub upload: Vec<u32>,
     /// In the order of computation.
     pub cpu: Vec<u32>,
+    /// Experts that the GPU reads where they are in the host's memory, for this layer alone.
+    pub in_place: Vec<u32>,
     /// Prefetches after the uploads: the number of layers ahead, from 1, and the expert. A prefetch
     /// that has not started when the next layer's router has chosen is dropped.
     pub prefetch: Vec<(usize, u32)>,
@@ -85,6 +87,7 @@ impl Schedule {
     pub fn clear(&mut self) {
         self.upload.clear();
         self.cpu.clear();
+        self.in_place.clear();
         self.prefetch.clear();
     }
 

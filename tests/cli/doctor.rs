@@ -175,7 +175,13 @@ fn devices_are_measured_and_emulated_ones_are_not_believed() {
     for (index, gpu) in gpus.iter().enumerate() {
         assert_eq!(gpu["index"], index);
         assert_eq!((&gpu["name"], &gpu["total_bytes"]), (&"emulated".into(), &(1 << 30).into()));
-        let experts = ["experts_in_place", "experts_async", "experts_whole", "experts_pageable"];
+        let experts = [
+            "experts_in_place",
+            "experts_read",
+            "experts_async",
+            "experts_whole",
+            "experts_pageable",
+        ];
         let links = ["up_pinned", "up_write_combined", "down_pinned", "copy", "matvec_q4_k"];
         for rate in links.into_iter().chain(experts) {
             in_range(&gpu[format!("{rate}_gb_per_second")], 1e-9, 1e6);

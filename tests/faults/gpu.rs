@@ -12,7 +12,7 @@ use moeba::engine::{
     TestHooks, Want,
 };
 use moeba::experts::disk::{Faults as DiskFaults, Read};
-use moeba::forward::gpu::GpuOptions;
+use moeba::forward::gpu::{GpuOptions, InPlace};
 use moeba::gguf::Gguf;
 use moeba::model::{Bound, Model};
 use moeba::policy::Profile;
@@ -190,6 +190,7 @@ fn gpu_options(path: &Path, devices: usize) -> GpuOptions {
         n_ctx: N_CTX,
         is_exact: false,
         cpu_share: None,
+        in_place: InPlace::IfFaster,
         by_layer: false,
     }
 }

@@ -5,10 +5,11 @@ use half::f16;
 use moeba::backend::gpu::emulated::{Config, Faults, ProbeParams};
 use moeba::backend::gpu::norm::RmsNormParams;
 use moeba::backend::gpu::{
-    Device, DeviceBuffer, DevicePtr, Emulated, Event, Grid, Kernel, Pinned, PinnedKind, Stream,
-    u32_of,
+    Device, DeviceBuffer, DevicePtr, Emulated, Event, Grid, Kernel, Pinned, PinnedKind, Registered,
+    Stream, u32_of,
 };
 use moeba::{Error, Result};
+use std::ptr::NonNull;
 
 fn device_of(config: Config) -> Device {
     Emulated::devices(&config).swap_remove(0)
@@ -81,6 +82,72 @@ fn blocks_sum_through_shuffles_shared_memory_and_atomics() {
         let expected: Vec<u32> = x.chunks(n as usize).map(|row| row.iter().sum()).collect();
         assert_eq!(sums, expected);
     }
+}
+
+/// Whole pages of words that a stream's kernels may read where they are.
+fn registered(gpu: &Device, memory: &mut [[u32; 1024]]) -> Registered {
+    let (start, n) = (NonNull::from(&mut *memory).cast(), size_of_val(memory));
+    // SAFETY: the tests keep the memory until the result is dropped.
+    unsafe { Registered::new(gpu, start, n).unwrap() }
+}
+
+/// Kernels read registered memory where it is, at an address of its own, if they were announced.
+/// Announced bytes do not change before the kernels are done.
+#[test]
+fn kernels_read_registered_bytes_that_are_announced() {
+    #[repr(align(4096))]
+    struct Pages([[u32; 1024]; 2]);
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Way {
+        Announced,
+        Unannounced,
+        Part,
+        Changed,
+    }
+    let run = |seed, way| -> Result<Vec<u32>> {
+        let mut pages = Pages([[7; 1024], [9; 1024]]);
+        let stream = Stream::new(&device(seed)).unwrap();
+        let memory = registered(stream.gpu(), &mut pages.0);
+        let out = DeviceBuffer::new(stream.gpu(), 4).unwrap();
+        let input = memory.all().expect("the emulated device reads it");
+        let params = ProbeParams {
+            a: input.slice(4096..8192).into(),
+            out: ptr(&out),
+            n: 1024,
+            ..Default::default()
+        };
+        let queue = || launch(&stream, "probe_sum", 1, 96, params);
+        let start = (&raw mut pages.0).cast::<u8>();
+        let n = if way == Way::Part { 4092 } else { 4096 };
+        // SAFETY: the second page, which nothing changes while this is borrowed.
+        let bytes = unsafe { std::slice::from_raw_parts(start.add(4096), n) };
+        // SAFETY: the pages outlive the stream's work; that they do not change is what is tested.
+        let queued = unsafe {
+            match way {
+                Way::Unannounced => queue(),
+                _ => stream.reading(&[bytes], queue),
+            }
+        };
+        if way == Way::Changed {
+            // SAFETY: in the pages.
+            unsafe { start.add(5000).write(1) };
+        }
+        queued?;
+        let mut sum = vec![0; 4];
+        stream.download_now(&mut sum, out.all())?;
+        drop(memory);
+        Ok(values_of(&sum, u32::from_le_bytes))
+    };
+    for seed in 0..6 {
+        assert_eq!(run(seed, Way::Announced).unwrap(), [9 * 1024]);
+        let why = sentence(run(seed, Way::Unannounced));
+        assert!(why.contains("where there is no memory"), "{why}");
+        let why = sentence(run(seed, Way::Part));
+        assert!(why.contains("registered bytes that were not announced"), "{why}");
+    }
+    // An even seed runs nothing before the host waits.
+    let why = sentence(run(2, Way::Changed));
+    assert!(why.contains("the host changed bytes that a queued kernel reads"), "{why}");
 }
 
 #[test]

@@ -18,6 +18,9 @@ mod graphs;
 // Prompts whose pairs the device groups by expert.
 mod grouping;
 
+// Missed experts that kernels read in the host's memory.
+mod in_place;
+
 // Single kernels, where the self-test does not reach.
 mod kernels;
 

@@ -7,7 +7,7 @@ use moeba::backend::gpu::{Device, DeviceBuffer, Emulated, Stream};
 use moeba::engine::device::Gpus;
 use moeba::engine::plan::vram::DevicePlan;
 use moeba::engine::{DeviceChoice, Engine, EngineOptions};
-use moeba::forward::gpu::GpuOptions;
+use moeba::forward::gpu::{GpuOptions, InPlace};
 use moeba::policy::Profile;
 use std::time::{Duration, Instant};
 
@@ -108,6 +108,7 @@ pub fn gpu_options(plan: &DevicePlan, n_ctx: usize) -> GpuOptions {
         n_ctx,
         is_exact: false,
         cpu_share: None,
+        in_place: InPlace::IfFaster,
         by_layer: false,
     }
 }

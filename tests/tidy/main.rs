@@ -434,6 +434,7 @@ const GPU_PASS: &[&str] = &[
     // What passes keep.
     "placement/attention_timer",
     "placement/cpu_timer",
+    "placement/in_place_timer",
     "placement",
     "expert_parallel/staged_copy",
     "expert_parallel/table_upload",
@@ -443,6 +444,7 @@ const GPU_PASS: &[&str] = &[
     "expert_parallel",
     "decode_pipeline/slot",
     "decode_pipeline/queue",
+    "hybrid_moe/in_place",
     "hybrid_moe/division",
     "hybrid_moe/call",
     "device_moe/route",

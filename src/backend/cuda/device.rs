@@ -228,15 +228,21 @@ impl Gpu for Cuda {
         }
     }
 
-    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<()> {
+    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<Option<u64>> {
         self.enter()?;
         let at = start.as_ptr();
+        // As with `MAPPED`, whose number it has.
+        let flags = PORTABLE | MAPPED;
         // SAFETY: the bytes exist by the caller's promise.
-        let done = unsafe { sys::cuMemHostRegister_v2(at.cast(), bytes, PORTABLE) }.result();
+        let done = unsafe { sys::cuMemHostRegister_v2(at.cast(), bytes, flags) }.result();
         let what = format!("pinning {bytes} bytes of the host's memory in place");
         done.map_err(|e| self.failed(&what, e))?;
         self.live.add(Kind::Registered, at as usize as u64);
-        Ok(())
+        let mut address = 0;
+        // SAFETY: the memory was just registered; the address is written to a variable here.
+        let done = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, at.cast(), 0) };
+        // A device that cannot read it copies from it all the same.
+        Ok(done.result().ok().map(|()| address))
     }
 
     fn unregister(&self, start: NonNull<u8>) {

@@ -34,6 +34,7 @@ const FUNCTIONS: &[&CStr] = &[
     c"cuMemFree_v2",
     c"cuMemHostAlloc",
     c"cuMemFreeHost",
+    c"cuMemHostGetDevicePointer_v2",
     c"cuMemcpyHtoDAsync_v2",
     c"cuMemcpyDtoHAsync_v2",
     c"cuMemcpyAsync",

@@ -63,7 +63,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Some bytes of a [`DeviceBuffer`], or of mapped memory.
+/// Some bytes of a [`DeviceBuffer`], or of mapped or registered memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceSlice<'a> {
     address: u64,
@@ -214,11 +214,13 @@ impl Drop for Pinned {
     }
 }
 
-/// Host memory that someone else owns, pinned where it is: every device copies from it directly.
-/// Dropping it waits for the devices.
+/// Host memory that someone else owns, pinned where it is: every device copies from it directly,
+/// and kernels of one may read it. Dropping it waits for the devices.
 pub struct Registered {
     gpu: Device,
     start: NonNull<u8>,
+    bytes: usize,
+    address: Option<u64>,
 }
 
 // SAFETY: it touches no byte of the memory.
@@ -234,8 +236,14 @@ impl Registered {
     pub unsafe fn new(gpu: &Device, start: NonNull<u8>, bytes: usize) -> Result<Registered> {
         let _changing = gpu.host_waits().change_memory();
         // SAFETY: the caller's promise; they are let go of when this is dropped.
-        unsafe { gpu.register(start, bytes)? };
-        Ok(Registered { gpu: gpu.clone(), start })
+        let address = unsafe { gpu.register(start, bytes)? };
+        Ok(Registered { gpu: gpu.clone(), start, bytes, address })
+    }
+
+    /// The memory as kernels of `gpu` see it, which only read it, if they can; see
+    /// `Stream::reading`.
+    pub fn all(&self) -> Option<DeviceSlice<'_>> {
+        self.address.map(|address| DeviceSlice { address, bytes: self.bytes, owner: PhantomData })
     }
 }
 

@@ -148,6 +148,9 @@ pub struct Chosen<'a> {
     pub n_pairs: usize,
     /// u64 [pairs, granules of an expert]: the address of each, 0 if it is not on the device.
     pub granules: DeviceSlice<'a>,
+    /// If the parts of a granule lie apart: tables of the same size with the addresses of rows of
+    /// up and of columns of down. `granules` has those of rows of gate then.
+    pub apart: Option<[DeviceSlice<'a>; 2]>,
     /// u32 [pairs]: the experts, whose biases are added.
     pub experts: DeviceSlice<'a>,
 }
@@ -156,13 +159,33 @@ impl<'a> Chosen<'a> {
     fn check(&self, shape: &ExpertShape) {
         assert!(self.granules.holds::<u64>(self.n_pairs * shape.n_granules()));
         assert!(self.experts.holds::<u32>(self.n_pairs));
+        let n = self.n_pairs * shape.n_granules();
+        assert!(self.apart.into_iter().flatten().all(|table| table.holds::<u64>(n)));
+    }
+
+    fn of_up(self) -> Chosen<'a> {
+        Chosen { granules: self.apart.map_or(self.granules, |[up, _]| up), ..self }
+    }
+
+    fn of_down(self) -> Chosen<'a> {
+        Chosen { granules: self.apart.map_or(self.granules, |[_, down]| down), ..self }
+    }
+
+    /// The offset of a part from the addresses of its table.
+    fn at(&self, in_granule: usize) -> u64 {
+        if self.apart.is_some() { 0 } else { in_granule as u64 }
     }
 
     /// Some of the pairs.
     fn range(&self, pairs: &Range<usize>, shape: &ExpertShape) -> Chosen<'a> {
         let (row, n_pairs) = (8 * shape.n_granules(), pairs.len());
-        let granules = self.granules.slice(row * pairs.start..row * pairs.end);
-        Chosen { n_pairs, granules, experts: self.experts.slice(4 * pairs.start..4 * pairs.end) }
+        let rows = |table: DeviceSlice<'a>| table.slice(row * pairs.start..row * pairs.end);
+        Chosen {
+            n_pairs,
+            granules: rows(self.granules),
+            apart: self.apart.map(|tables| tables.map(rows)),
+            experts: self.experts.slice(4 * pairs.start..4 * pairs.end),
+        }
     }
 }
 
@@ -268,7 +291,7 @@ impl Experts {
         let n_pairs = chosen.n_pairs;
         chosen.check(shape);
         assert!(inner.holds::<f32>(n_pairs * shape.n_ff));
-        let launch = |products: GateUp, ty| {
+        let launch = |products: GateUp, ty, chosen: Chosen| {
             let x = x(ty);
             assert_eq!((x.kind, x.cols, x.record_cols), (act_kind(ty), shape.n_embd, shape.n_embd));
             let each = shape.pairs_a_row;
@@ -293,13 +316,13 @@ impl Experts {
             Ok(())
         };
         if !shape.activation.is_gated() {
-            return launch(GateUp::Up, shape.up);
+            return launch(GateUp::Up, shape.up, chosen.of_up());
         }
-        if shape.gate == shape.up {
-            return launch(GateUp::Both, shape.up);
+        if shape.gate == shape.up && chosen.apart.is_none() {
+            return launch(GateUp::Both, shape.up, chosen);
         }
-        launch(GateUp::Gate, shape.gate)?;
-        launch(GateUp::Up, shape.up)
+        launch(GateUp::Gate, shape.gate, chosen)?;
+        launch(GateUp::Up, shape.up, chosen.of_up())
     }
 
     /// The pairs of each launch: a grid has one block along z for each pair, and at most
@@ -335,14 +358,14 @@ impl Experts {
         assert!(partial.holds::<f32>(n_pairs * shape.n_embd));
         let lanes = lanes_a_row(shape.down, shape.granule_rows);
         for pairs in self.launches(n_pairs, shape.k) {
-            let chosen = chosen.range(&pairs, shape);
+            let chosen = chosen.of_down().range(&pairs, shape);
             let params = DownParams {
                 granules: chosen.granules.into(),
                 n_granules: u32_of(shape.n_granules()),
                 granule_rows: u32_of(shape.granule_rows),
                 n_ff: u32_of(shape.n_ff),
                 n_embd: u32_of(shape.n_embd),
-                down_at: shape.down_at as u64,
+                down_at: chosen.at(shape.down_at),
                 inner: inner.token_range(pairs.clone()).records.into(),
                 experts: chosen.experts.into(),
                 bias: biases.map(|b| b.down).into(),
@@ -458,8 +481,8 @@ fn gate_up_params(
         granule_rows: u32_of(shape.granule_rows),
         n_ff: u32_of(shape.n_ff),
         n_embd: u32_of(shape.n_embd),
-        gate_at: shape.gate_at as u64,
-        up_at: shape.up_at as u64,
+        gate_at: chosen.at(shape.gate_at),
+        up_at: chosen.at(shape.up_at),
         k: u32_of(shape.pairs_a_row),
         experts: chosen.experts.into(),
         gate_bias: biases.and_then(|b| b.gate).into(),

@@ -273,11 +273,11 @@ pub trait Gpu: Send + Sync {
     /// Waits for the device and frees memory of `alloc_pinned`.
     fn free_pinned(&self, start: NonNull<u8>);
     /// Pins host memory where it is, for copies of all devices of the driver. Begins and ends at
-    /// pages.
+    /// pages. Returns the address at which this device's kernels read it, if they can.
     ///
     /// # Safety
     /// The bytes exist until `unregister`.
-    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<()>;
+    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<Option<u64>>;
     /// Waits for all devices and lets go of memory of `register`.
     fn unregister(&self, start: NonNull<u8>);
 
@@ -382,6 +382,21 @@ pub trait Gpu: Send + Sync {
     /// The memory of its operations exists until they are done.
     unsafe fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<()>;
     fn destroy_graph(&self, graph: GraphId);
+
+    /// Kernels that `stream` gets from here to `end_reads` read these bytes of registered memory
+    /// where they are. Only the emulated device checks it: that they read no others, and that the
+    /// host changes none of them before these kernels are done.
+    ///
+    /// # Safety
+    /// The bytes exist until then.
+    unsafe fn begin_reads(&self, stream: StreamId, bytes: &[&[u8]]) -> Result<()> {
+        let _ = (stream, bytes);
+        Ok(())
+    }
+    fn end_reads(&self, stream: StreamId) -> Result<()> {
+        let _ = stream;
+        Ok(())
+    }
 
     /// Checks an access of the host to pinned bytes: an error if a queued operation uses them, or
     /// one that the host has not waited for. Only the emulated device checks it.

@@ -112,6 +112,22 @@ impl Stream {
         unsafe { self.gpu.launch(self.id, &launch) }
     }
 
+    /// Tells the device what the kernels that `queue` queues on this stream read of registered
+    /// memory, where it is.
+    ///
+    /// # Safety
+    /// The bytes exist and do not change until these kernels are done.
+    pub unsafe fn reading(
+        &self,
+        bytes: &[&[u8]],
+        queue: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.gpu.begin_reads(self.id, bytes)? };
+        queue()?;
+        self.gpu.end_reads(self.id)
+    }
+
     pub fn record(&self, event: &Event) -> Result<()> {
         self.gpu.record(event.id, self.id)
     }

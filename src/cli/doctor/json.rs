@@ -100,6 +100,7 @@ fn device(rates: &DeviceRates) -> Value {
         "up_write_combined_gb_per_second": rates.up_write_combined.median(),
         "down_pinned_gb_per_second": rates.down.median(),
         "experts_in_place_gb_per_second": rates.experts.in_place.as_ref().map(Rounds::median),
+        "experts_read_gb_per_second": rates.experts.read.as_ref().map(Rounds::median),
         "experts_async_gb_per_second": rates.experts.chunked.median(),
         "experts_whole_gb_per_second": rates.experts.whole.median(),
         "experts_pageable_gb_per_second": rates.experts.pageable.median(),

@@ -155,12 +155,13 @@ fn device_lines(rates: &DeviceRates, out: &mut Vec<String>) {
         gb(&rates.down)
     );
     out.push(line("GPU link", &link));
-    let ExpertTransfers { in_place, chunked, whole, pageable } = &rates.experts;
+    let ExpertTransfers { in_place, read, chunked, whole, pageable } = &rates.experts;
     let in_place = in_place
         .as_ref()
         .map_or("cannot be pinned in place".into(), |rate| format!("{} pinned in place", gb(rate)));
+    let read = read.as_ref().map_or(String::new(), |rate| format!(", {} read there", gb(rate)));
     let experts = format!(
-        "{in_place}, {} in chunks through pinned memory, {} whole, {} from pageable memory",
+        "{in_place}{read}, {} in chunks through pinned memory, {} whole, {} from pageable memory",
         gb(chunked),
         gb(whole),
         gb(pageable)

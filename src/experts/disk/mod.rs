@@ -172,6 +172,10 @@ impl ExpertStore for RamTier {
         self.mover.core.memory.slots()
     }
 
+    fn are_parts_at(&self, layer: usize, align: usize) -> bool {
+        self.has(layer) && self.mover.core.layouts.of(layer).are_parts_at(align)
+    }
+
     fn upper_residency(&self) -> Option<Arc<UpperResidency>> {
         Some(self.tier().upper_residency())
     }

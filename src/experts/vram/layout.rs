@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::experts::{LayerExperts, LayerNeeds, ReadyGranule};
 
 /// Parts of a granule start at multiples of this: what a thread loads at once.
-const PART_ALIGN: usize = 16;
+pub const PART_ALIGN: usize = 16;
 
 /// Slots start at multiples of this, as device memory does.
 const SLOT_ALIGN: usize = 256;

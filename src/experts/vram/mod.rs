@@ -42,7 +42,7 @@ use super::runtime::{RuntimeOptions, TierRuntime};
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, PinnedKind, no_room};
 use crate::experts::{
     Access, Acquisition, ExpertStatus, ExpertStore, GranuleRef, LayerExperts, LayerPart, Needs,
-    TierPlan,
+    ReadyGranule, TierPlan,
 };
 use crate::policy::{Expert, PolicySpec, Profile};
 use crate::units::{at_least, at_most, size};
@@ -144,13 +144,17 @@ impl VramTier {
         };
         let sizes = plan.classes.iter().map(|c| c.n_slots * c.slot_bytes);
         let arenas = sizes.map(arena).collect::<Result<Vec<_>>>()?;
-        let layer = |l: &LayerExperts| Layer { experts: *l, layout: GranuleLayout::new(l) };
+        let layer = |(index, l): (usize, &Option<LayerExperts>)| {
+            let l = l.as_ref()?;
+            let is_readable = source.are_parts_at(index, layout::PART_ALIGN);
+            Some(Layer { experts: *l, layout: GranuleLayout::new(l), is_readable })
+        };
         let table = |l: &LayerExperts| {
             let n_granules = GranuleLayout::new(l).n_granules;
             Mutex::new(SlotTable::new(l.n_experts * n_granules))
         };
         let tables = layers.iter().map(|l| l.as_ref().map(table)).collect();
-        let moving: Layers = layers.iter().map(|l| l.as_ref().map(layer)).collect();
+        let moving: Layers = layers.iter().enumerate().map(layer).collect();
         let VramOptions { policy, k, ref profile, lockstep, .. } = *options;
         let runtime = RuntimeOptions { policy, k, profile, lockstep };
         let pieces = Box::new(Pieces {
@@ -333,6 +337,36 @@ impl VramTier {
     /// that may not be here are left out.
     pub fn admit(&self, layer: usize, experts: &[u32]) {
         self.core().tier.admit(layer, &self.own(layer, experts));
+    }
+
+    // ---- in place ----
+
+    /// Whether kernels of the first device can read the expert where the tier below has it now.
+    pub fn is_readable_below(&self, layer: usize, expert: u32) -> bool {
+        let (core, id) = (self.core(), Expert { layer: layer as u32, expert });
+        self.layer(layer).is_readable
+            && core.pinned.as_ref().is_some_and(|pinned| pinned.is_readable())
+            && core.source.is_whole(id)
+    }
+
+    /// The parts of a granule of the tier below, gate, up and down, and the addresses at which
+    /// kernels of the first device read them, if they can. Gate is empty where experts have none.
+    pub fn below<'a>(
+        &self,
+        layer: usize,
+        granule: &ReadyGranule<'a>,
+    ) -> Option<([&'a [u8]; 3], [u64; 3])> {
+        let Layer { experts, layout, .. } = self.layer(layer);
+        let parts = self.core().in_place(&Part::of(experts, layout, granule))?;
+        let pinned = self.core().pinned.as_ref()?;
+        let address = |bytes: &[u8]| if bytes.is_empty() { Some(0) } else { pinned.address(bytes) };
+        let [gate, up, down] = parts.map(address);
+        Some((parts, [gate?, up?, down?]))
+    }
+
+    /// Bytes of an expert of the layer.
+    pub fn expert_bytes(&self, layer: usize) -> usize {
+        self.layer(layer).experts.expert_bytes()
     }
 
     // ---- what the link takes ----

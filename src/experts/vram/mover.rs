@@ -23,6 +23,8 @@ use crate::{Error, Result};
 pub struct Layer {
     pub experts: LayerExperts,
     pub layout: GranuleLayout,
+    /// Whether the parts of granules lie in the tier below as kernels want them.
+    pub is_readable: bool,
 }
 
 /// By layer; `None` where the layer has no experts that move.

@@ -1,13 +1,13 @@
 //! The tier below, pinned where it is: granules then go to a device out of their slots, without
-//! being packed into a buffer first (AsyncIO of PreScope, 4.4: weights are registered once). A
-//! thread pins the memory part by part from the start on. What is not pinned yet, or cannot be,
-//! goes through buffers.
+//! being packed into a buffer first (AsyncIO of PreScope, 4.4: weights are registered once), and
+//! kernels of the first device can read them there. A thread pins the memory part by part from the
+//! start on. What is not pinned yet, or cannot be, goes through buffers.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::backend::gpu::{Device, Registered};
+use crate::backend::gpu::{Device, DeviceSlice, Registered};
 use crate::experts::{ExpertStore, HostMemory};
 use crate::units::size;
 
@@ -26,6 +26,8 @@ struct Memory {
     bytes: usize,
     /// Pinned, from the start on.
     n_pinned: AtomicUsize,
+    /// By part: its address for kernels, 0 if they cannot read it. Set before `n_pinned`.
+    addresses: Vec<AtomicU64>,
 }
 
 impl Memory {
@@ -35,8 +37,9 @@ impl Memory {
         let unit =
             slot_bytes << (PAGE.trailing_zeros().saturating_sub(slot_bytes.trailing_zeros()));
         let part_bytes = PART_BYTES.div_ceil(unit) * unit;
-        let start = start.as_ptr() as usize;
-        Memory { start, part_bytes, bytes: bytes - bytes % PAGE, n_pinned: AtomicUsize::new(0) }
+        let (start, bytes) = (start.as_ptr() as usize, bytes - bytes % PAGE);
+        let addresses = (0..bytes.div_ceil(part_bytes)).map(|_| AtomicU64::new(0)).collect();
+        Memory { start, part_bytes, bytes, n_pinned: AtomicUsize::new(0), addresses }
     }
 
     /// Whether the bytes are in one pinned part: a copy may not go over the end of one.
@@ -45,6 +48,19 @@ impl Memory {
         let end = from + bytes;
         end <= self.n_pinned.load(Ordering::Acquire)
             && from / self.part_bytes == end.saturating_sub(1).max(from) / self.part_bytes
+    }
+
+    /// The address for kernels of bytes in one pinned part.
+    fn address(&self, at: usize, bytes: usize) -> Option<u64> {
+        let from = at.checked_sub(self.start).filter(|_| self.has(at, bytes))?;
+        let address = self.addresses.get(from / self.part_bytes)?.load(Ordering::Relaxed);
+        (address > 0).then_some(address + (from % self.part_bytes) as u64)
+    }
+
+    /// Whether kernels can read all of it.
+    fn is_readable(&self) -> bool {
+        self.n_pinned.load(Ordering::Acquire) == self.bytes
+            && self.addresses.iter().all(|address| address.load(Ordering::Relaxed) > 0)
     }
 }
 
@@ -88,6 +104,18 @@ impl PinnedTier {
         self.shared.memory.iter().any(|memory| memory.has(bytes.as_ptr() as usize, bytes.len()))
     }
 
+    /// The address at which kernels of the first device read these bytes where they are, if they
+    /// can.
+    pub fn address(&self, bytes: &[u8]) -> Option<u64> {
+        let at = bytes.as_ptr() as usize;
+        self.shared.memory.iter().find_map(|memory| memory.address(at, bytes.len()))
+    }
+
+    /// Whether these kernels can read all of the memory.
+    pub fn is_readable(&self) -> bool {
+        self.shared.memory.iter().all(Memory::is_readable)
+    }
+
     /// Waits until all is pinned that can be; for tests.
     pub fn wait(&mut self) {
         self.thread.take().into_iter().for_each(|thread| {
@@ -109,7 +137,12 @@ impl Shared {
                 // SAFETY: part of the source's memory, which exists until `_source` is dropped,
                 // after `registered`.
                 match unsafe { Registered::new(gpu, start, bytes) } {
-                    Ok(part) => self.parts().push(part),
+                    Ok(part) => {
+                        let address = part.all().map_or(0, DeviceSlice::address);
+                        memory.addresses[done / memory.part_bytes]
+                            .store(address, Ordering::Relaxed);
+                        self.parts().push(part);
+                    }
                     Err(error) => return self.give_up(&error),
                 }
                 memory.n_pinned.store(done + bytes, Ordering::Release);
@@ -161,5 +194,23 @@ mod tests {
             assert!(!memory.has(at(memory.part_bytes), 8193), "not pinned yet");
             assert!(!memory.has(at(0) - 1, 1) && memory.has(at(5), 0));
         }
+    }
+
+    #[test]
+    fn kernels_read_what_is_pinned_and_has_an_address() {
+        let start = NonNull::new(std::ptr::without_provenance_mut(1 << 30)).unwrap();
+        let memory = Memory::new(&HostMemory { start, bytes: PART_BYTES + 8192, slot_bytes: 4096 });
+        let at = |offset: usize| memory.start + offset;
+        memory.addresses[0].store(0x1000, Ordering::Relaxed);
+        assert_eq!(memory.address(at(0), 1), None, "not pinned yet");
+        memory.n_pinned.store(PART_BYTES, Ordering::Relaxed);
+        assert_eq!(memory.address(at(64), 32), Some(0x1040));
+        assert!(!memory.is_readable());
+        memory.n_pinned.store(memory.bytes, Ordering::Relaxed);
+        assert_eq!(memory.address(at(PART_BYTES), 8), None, "a device that cannot");
+        assert!(!memory.is_readable());
+        memory.addresses[1].store(0x9000, Ordering::Relaxed);
+        assert_eq!(memory.address(at(PART_BYTES + 16), 8), Some(0x9010));
+        assert!(memory.is_readable());
     }
 }

@@ -63,6 +63,13 @@ impl VramTiers {
         self.vram(layer, expert).missing_part(layer, expert)
     }
 
+    /// Whether the first device's kernels can read an expert of its own where the tier below has
+    /// it.
+    pub fn is_readable_below(&self, layer: usize, expert: u32) -> bool {
+        let first = self.get(0).filter(|vram| vram.has(layer) && self.device(layer, expert) == 0);
+        first.is_some_and(|vram| vram.is_readable_below(layer, expert))
+    }
+
     /// See `VramTier::unpin_layer`, of each.
     pub fn unpin_layer(&self, layer: usize, used: &[u32], end: Option<&Fence>) {
         self.of_layer(layer).for_each(|(_, vram)| vram.unpin_layer(layer, used, end));

@@ -55,6 +55,7 @@ pub use cache::GpuCache;
 pub use devices::Devices;
 pub use halves::multiplies_halves;
 pub use pass::Caches;
+pub use placement::InPlace;
 pub use steps::GraphCounts;
 
 use crate::Result;
@@ -104,6 +105,8 @@ pub struct GpuOptions {
     /// The share of missing experts that the CPU computes, for tests. By default it depends on
     /// measured times.
     pub cpu_share: Option<f32>,
+    /// When kernels read missing experts in place.
+    pub in_place: InPlace,
     /// Whether a token is queued layer by layer where it could be one graph, for tests.
     pub by_layer: bool,
 }
@@ -169,7 +172,7 @@ impl Model {
         let largest = largest.max(kept.inputs.len()).max(n * row);
         let largest = largest.max(layout.ffn.experts.granules.len());
         let staging = Staging::new(gpu, STAGING_BYTES.max(largest), down)?;
-        let hybrid = HybridMoe::new(options.cpu_share, gpus.len());
+        let hybrid = HybridMoe::new(gpu, options.cpu_share, options.in_place, gpus.len())?;
         let pipeline = DecodePipeline::new(gpu, self)?;
         let route = RouteDownload::new(gpu, &self.hyper, n)?;
         let copies = Arc::new(CacheCopies::new(gpu)?);

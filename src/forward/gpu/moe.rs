@@ -231,7 +231,7 @@ impl<'a> GpuPass<'a> {
             let granules = table.slice(0..8 * n * shape.n_granules());
             let pairs = DecodePairs {
                 shape: &shape,
-                chosen: Chosen { n_pairs: n, granules, experts: zeros },
+                chosen: Chosen { n_pairs: n, granules, apart: None, experts: zeros },
             };
             // SAFETY: the table holds the addresses of this expert's granules for each pair; its
             // number is 0.
@@ -317,7 +317,8 @@ impl<'a> GpuPass<'a> {
         // SAFETY: the router chooses among the layer's experts, of which each has a group.
         unsafe { self.dev.ops.router.group(self.stream(), self.device_route(), groups)? };
         let acts = self.acts_of(w.shape.inputs(), n, self.y())?;
-        let chosen = Chosen { n_pairs, granules: groups.granules, experts: groups.groups };
+        let (granules, experts) = (groups.granules, groups.groups);
+        let chosen = Chosen { n_pairs, granules, apart: None, experts };
         let (pairs, form) = (DecodePairs { shape: &shape, chosen }, GpuForm::default());
         // SAFETY: the table holds the addresses of these experts' granules, which stay where they
         // are.

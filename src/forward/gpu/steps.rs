@@ -46,6 +46,8 @@ pub struct GraphCounts {
     pub n_token_nodes: usize,
     /// Graphs of all kinds that were launched.
     pub n_launches: usize,
+    /// Experts that a layer missed and that kernels read in place.
+    pub n_in_place: usize,
 }
 
 impl Steps {

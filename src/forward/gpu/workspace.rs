@@ -233,7 +233,8 @@ pub struct ExpertLayout {
     pub inner_acts: ByteRange,
     /// f32 [pairs, n_embd]
     pub partial: ByteRange,
-    /// u64 [pairs or experts, granules]
+    /// u64 [pairs or experts, granules]; of experts that a look-up missed three tables, since
+    /// those that are read in place have one for each part of a granule.
     pub granules: ByteRange,
     /// u32 [tiles, `TILE_WORDS`] of grouped pairs, by `tile_kind`
     pub tiles: [ByteRange; 2],
@@ -595,7 +596,7 @@ impl FfnLayout {
         let miss = ExpertLayout {
             inner: bump.words(miss.inner),
             inner_acts: bump.bytes(miss.inner_acts),
-            granules: bump.bytes(8 * n_pairs * miss.n_granules),
+            granules: bump.bytes(3 * 8 * n_pairs * miss.n_granules),
             partial: experts.partial.clone(),
             ..ExpertLayout::default()
         };

@@ -6,6 +6,7 @@ use super::capture::{Capture, Plan};
 use super::clock::{Clock, Stamp};
 use super::memory::{Memory, sum};
 use super::queues::{DeviceQueues, Turns};
+use super::registered::HostRead;
 use super::shim::{self, ShimKernel, ShimLaunch};
 use crate::backend::gpu::Grid;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -65,6 +66,9 @@ pub enum Work {
     WaitValue(u64, u32),
     // Writes a word.
     WriteValue(u64, u32),
+    // Kernels of the stream read these bytes where they are, until `EndReads`.
+    BeginReads(Arc<[HostRead]>),
+    EndReads,
     Graph(Vec<GraphNode>),
 }
 
@@ -93,6 +97,8 @@ pub struct StreamState {
     pub clock: Clock,
     /// The capture that it takes part in.
     pub capture: Option<u64>,
+    /// Registered bytes that its kernels may read now.
+    reads: Arc<[HostRead]>,
 }
 
 /// An event's latest record.
@@ -199,8 +205,8 @@ impl Machine {
 
     pub fn add_stream(&mut self, device: usize) -> usize {
         let (chain, clock) = (self.new_chain(), self.host.clone());
-        let queue = VecDeque::new();
-        self.streams.push(StreamState { device, chain, queue, clock, capture: None });
+        let (queue, reads) = (VecDeque::new(), Arc::default());
+        self.streams.push(StreamState { device, chain, queue, clock, capture: None, reads });
         self.streams.len() - 1
     }
 
@@ -411,14 +417,14 @@ impl Machine {
             release(&work, &Err(why.clone()));
             Err(why)
         } else {
-            self.perform(device, &stamp, &work)
+            self.perform(stream, &stamp, &work)
         };
         if let Err(why) = done {
             self.lose(device, why);
         }
     }
 
-    fn perform(&mut self, device: usize, stamp: &Stamp, work: &Work) -> Result<(), String> {
+    fn perform(&mut self, stream: usize, stamp: &Stamp, work: &Work) -> Result<(), String> {
         match work {
             // SAFETY: the contract of `Gpu::copy_up`: the bytes live until the operation is done.
             Work::Up { to, from, bytes, sum: before } => unsafe {
@@ -433,7 +439,7 @@ impl Machine {
             },
             Work::On { to, from, bytes } => self.memory.copy_on(*to, *from, *bytes, stamp),
             Work::Fill { to, value, bytes } => self.memory.fill(*to, *value, *bytes, stamp),
-            Work::Launch(launch) => self.run_kernel(device, stamp, launch),
+            Work::Launch(launch) => self.run_kernel(stream, stamp, launch),
             Work::Record(_) => {
                 release(work, &Ok(Instant::now()));
                 Ok(())
@@ -441,6 +447,14 @@ impl Machine {
             Work::Wait(signal) => signal.get().map_or(Ok(()), |done| done.clone().map(drop)),
             Work::WaitValue(address, _) => self.acquire(stamp, *address),
             Work::WriteValue(address, value) => self.memory.write_word(*address, *value, stamp),
+            Work::BeginReads(reads) => {
+                self.streams[stream].reads = reads.clone();
+                self.memory.registered.show(reads)
+            }
+            Work::EndReads => {
+                let reads = std::mem::take(&mut self.streams[stream].reads);
+                reads.iter().try_for_each(HostRead::check)
+            }
             Work::Graph(_) => Ok(()),
         }
     }
@@ -478,10 +492,12 @@ impl Machine {
 
     fn run_kernel(
         &mut self,
-        device: usize,
+        stream: usize,
         stamp: &Stamp,
         launch: &KernelLaunch,
     ) -> Result<(), String> {
+        let StreamState { device, ref reads, .. } = self.streams[stream];
+        let reads = reads.clone();
         let seed = self.random(u32::MAX as usize) as u32;
         let mut allocations = self.memory.of_device(device);
         let launch = ShimLaunch {
@@ -496,7 +512,7 @@ impl Machine {
         // borrowed exclusively.
         let done = unsafe { shim::launch(&launch, &mut allocations) };
         let what = format!("kernel {}", launch.kernel.name());
-        done.and(self.memory.touched(&allocations, stamp, &what))
+        done.and(self.memory.touched(&allocations, &reads, stamp, &what))
     }
 
     // ---- waiting

@@ -1,6 +1,7 @@
 //! The memory of the emulated devices, and the host's that is pinned.
 
 use super::clock::{Clock, History, Stamp};
+use super::registered::{HostRead, RegisteredMemory};
 use super::shim::{READ_NOW, ShimAllocation, WRITTEN, WRITTEN_NOW};
 use crate::backend::gpu::PinnedKind;
 use std::alloc::{Layout, alloc, dealloc};
@@ -44,12 +45,8 @@ pub struct Memory {
     next: Vec<u64>,
     used: Vec<usize>,
     pinned: BTreeMap<usize, PinnedBlock>,
-    /// Bytes that are pinned where they are, by their address.
-    registered: BTreeMap<usize, usize>,
+    pub registered: RegisteredMemory,
 }
-
-/// Host memory is pinned in whole pages.
-const PAGE: usize = 4096;
 
 /// A checksum of host memory.
 ///
@@ -71,7 +68,7 @@ impl Memory {
             next: (0..devices).map(base).collect(),
             used: vec![0; devices],
             pinned: BTreeMap::new(),
-            registered: BTreeMap::new(),
+            registered: RegisteredMemory::default(),
         }
     }
 
@@ -119,30 +116,6 @@ impl Memory {
         let block = self.pinned.remove(&(start.as_ptr() as usize)).expect("pinned before");
         // SAFETY: allocated in `pin` with this layout, and just taken from the list.
         unsafe { dealloc(start.as_ptr(), block.layout) };
-    }
-
-    /// Refuses what the driver does: parts of pages, and pages that are registered already.
-    pub fn register(&mut self, start: NonNull<u8>, bytes: usize) -> Result<(), String> {
-        let start = start.as_ptr() as usize;
-        if bytes == 0 || !start.is_multiple_of(PAGE) || !bytes.is_multiple_of(PAGE) {
-            return Err(format!("{bytes} bytes at {start:#x} are no whole pages"));
-        }
-        let before = self.registered.range(..start + bytes).next_back();
-        if before.is_some_and(|(at, n)| at + n > start) {
-            return Err(format!("{bytes} bytes at {start:#x} are registered already"));
-        }
-        self.registered.insert(start, bytes);
-        Ok(())
-    }
-
-    pub fn unregister(&mut self, start: NonNull<u8>) {
-        let removed = self.registered.remove(&(start.as_ptr() as usize));
-        removed.expect("registered before");
-    }
-
-    pub fn is_registered(&self, at: *const u8, bytes: usize) -> bool {
-        let found = self.registered.range(..=at as usize).next_back();
-        found.is_some_and(|(start, n)| at as usize + bytes <= start + n)
     }
 
     /// The allocation of these bytes, and their offset in it.
@@ -359,8 +332,8 @@ impl Memory {
         Ok(a.history.last_write(&(offset..offset + 4)))
     }
 
-    /// The memory that a kernel on `device` can touch, in ascending order: the device's, and what
-    /// is mapped.
+    /// The memory that a kernel on `device` can touch, in ascending order: the device's, what is
+    /// mapped, and what is registered and shown.
     pub fn of_device(&mut self, device: usize) -> Vec<ShimAllocation> {
         let own = self.allocations.range_mut(base(device)..base(device + 1));
         let own = own.map(|(at, a)| (*at, a.bytes.as_mut_ptr(), &mut a.shadow, a.bytes.len()));
@@ -369,28 +342,36 @@ impl Memory {
             let size = block.layout.size();
             (*start as u64, *start as *mut u8, &mut block.shadow, size)
         });
-        let all = own.chain(mapped).map(|(address, bytes, shadow, size)| ShimAllocation {
-            address,
-            size: size as u64,
-            bytes,
-            shadow: shadow.as_mut_ptr(),
-            touched_low: 0,
-            touched_high: 0,
-        });
+        let all = own.chain(mapped).chain(self.registered.shown()).map(
+            |(address, bytes, shadow, size)| ShimAllocation {
+                address,
+                size: size as u64,
+                bytes,
+                shadow: shadow.as_mut_ptr(),
+                touched_low: 0,
+                touched_high: 0,
+            },
+        );
         let mut all: Vec<_> = all.collect();
         all.sort_by_key(|a| a.address);
         all
     }
 
-    /// Records the accesses of a launch, and resets the shadows for the next.
+    /// Records the accesses of a launch, and resets the shadows for the next. `reads`: of
+    /// registered memory.
     pub fn touched(
         &mut self,
         touched: &[ShimAllocation],
+        reads: &[HostRead],
         stamp: &Stamp,
         what: &str,
     ) -> Result<(), String> {
         let mut found = Ok(());
         for touched in touched.iter().filter(|t| !t.touched().is_empty()) {
+            if let Some(checked) = self.registered.touched(touched, reads, what) {
+                found = found.and(checked);
+                continue;
+            }
             let (shadow, history) = match self.allocations.get_mut(&touched.address) {
                 Some(a) => (&mut a.shadow, &mut a.history),
                 None => {
@@ -424,7 +405,7 @@ impl Drop for Memory {
 }
 
 /// Runs of bytes of `range` whose shadow has `bit`.
-fn marked(shadow: &[u8], range: Range<usize>, bit: u8) -> Vec<Range<usize>> {
+pub fn marked(shadow: &[u8], range: Range<usize>, bit: u8) -> Vec<Range<usize>> {
     const WORD: usize = size_of::<u64>();
     let mask = u64::from_ne_bytes([bit; WORD]);
     let mut runs: Vec<Range<usize>> = Vec::new();

@@ -8,6 +8,7 @@ mod clock;
 mod machine;
 mod memory;
 mod queues;
+mod registered;
 mod shim;
 
 pub use queues::Queues;
@@ -21,6 +22,7 @@ use crate::{Error, Result};
 use capture::{Capture, Plan};
 use machine::{HostPtr, KernelLaunch, Machine, Recorded, Work};
 use memory::sum;
+use registered::HostRead;
 use shim::ShimKernel;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -225,13 +227,13 @@ impl Gpu for Emulated {
         machine.memory.unpin(start);
     }
 
-    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<()> {
+    unsafe fn register(&self, start: NonNull<u8>, bytes: usize) -> Result<Option<u64>> {
         let mut machine = self.machine();
         let number = machine.n_registered;
         machine.n_registered += 1;
         match machine.config.faults.register_from.is_some_and(|from| number >= from) {
             true => Err(Error::Device(format!("{bytes} bytes of memory could not be pinned"))),
-            false => machine.memory.register(start, bytes).map_err(Error::Device),
+            false => machine.memory.registered.add(start, bytes).map(Some).map_err(Error::Device),
         }
     }
 
@@ -241,7 +243,7 @@ impl Gpu for Emulated {
             // A device that is lost has nothing to wait for.
             let _ = machine.synchronize_device(device);
         }
-        machine.memory.unregister(start);
+        machine.memory.registered.remove(start);
     }
 
     fn create_stream(&self, _urgent: bool) -> Result<StreamId> {
@@ -335,7 +337,7 @@ impl Gpu for Emulated {
         from: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        let is_registered = self.machine().memory.is_registered(from, bytes);
+        let is_registered = self.machine().memory.registered.has(from, bytes);
         // SAFETY: the bytes exist by the caller's promise.
         let sum = is_registered.then(|| unsafe { sum(from, bytes) });
         self.enqueue(stream, Work::Up { to, from: HostPtr(from.cast_mut()), bytes, sum })
@@ -436,6 +438,16 @@ impl Gpu for Emulated {
 
     fn destroy_graph(&self, graph: GraphId) {
         self.machine().graphs.remove(&graph.0);
+    }
+
+    unsafe fn begin_reads(&self, stream: StreamId, bytes: &[&[u8]]) -> Result<()> {
+        // SAFETY: the bytes exist until `end_reads`, by the caller's promise.
+        let reads = bytes.iter().map(|bytes| unsafe { HostRead::new(bytes) });
+        self.enqueue(stream, Work::BeginReads(reads.collect()))
+    }
+
+    fn end_reads(&self, stream: StreamId) -> Result<()> {
+        self.enqueue(stream, Work::EndReads)
     }
 
     fn check_host_access(&self, start: *const u8, bytes: usize, writes: bool) -> Result<()> {

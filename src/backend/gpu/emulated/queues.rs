@@ -75,7 +75,12 @@ impl DeviceQueues {
             Work::Graph(nodes) => {
                 return nodes.iter().for_each(|node| self.mark(&node.work, used));
             }
-            Work::Record(_) | Work::Wait(_) | Work::WaitValue(..) | Work::WriteValue(..) => return,
+            Work::Record(_)
+            | Work::Wait(_)
+            | Work::WaitValue(..)
+            | Work::WriteValue(..)
+            | Work::BeginReads(_)
+            | Work::EndReads => return,
         };
         used[queue] |= match self.kind {
             Queues::OfStreams => false,

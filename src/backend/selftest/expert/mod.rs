@@ -240,7 +240,7 @@ fn on_device(
         let granules = 0..s.n_granules();
         let of = |expert: &u32| granules.clone().map(|g| address(*expert, g)).collect::<Vec<_>>();
         let table = bench.up_u64(&tokens.chosen.iter().flat_map(of).collect::<Vec<u64>>())?;
-        let chosen = Chosen { n_pairs, granules: table.all(), experts: ids.all() };
+        let chosen = Chosen { n_pairs, granules: table.all(), apart: None, experts: ids.all() };
         // SAFETY: the table has 0 or addresses of slots of this shape, which live until the
         // launches are over; ids that have slots are experts.
         unsafe {

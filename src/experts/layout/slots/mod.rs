@@ -113,6 +113,29 @@ impl SlotLayout {
         self.layer.geometry
     }
 
+    /// Whether the rows of gate and up and the columns of down of every granule start at multiples
+    /// of `align`, in slots that do.
+    pub fn are_parts_at(&self, align: usize) -> bool {
+        let layer = &self.layer;
+        let granules = 0..layer.geometry.n_granules();
+        let aligned = |at: usize| at.is_multiple_of(align);
+        match self.source {
+            Source::Stacked { gate, up, .. } => {
+                let of = |origin: Origin, part: &Part| {
+                    let rows = layer.geometry.rows(granules.end - 1).start;
+                    let first_rows = layer.geometry.rows(0).len().min(rows);
+                    let starts = [origin.expert_stride, first_rows * part.row_bytes];
+                    origin.offset.is_multiple_of(align as u64) && starts.into_iter().all(aligned)
+                };
+                // Columns of down start at a page.
+                gate.is_none_or(|gate| of(gate, &layer.gate)) && of(up, &layer.up)
+            }
+            Source::GranuleMajor { .. } => {
+                granules.clone().all(|granule| layer.offsets(granule).into_iter().all(aligned))
+            }
+        }
+    }
+
     /// Room for any granule of the layer; a multiple of `DIRECT_ALIGN`.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes

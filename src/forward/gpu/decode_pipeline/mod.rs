@@ -244,7 +244,7 @@ impl<'a> GpuPass<'a> {
     fn resident_experts(&self, l: usize) -> Result<()> {
         let (shape, granules) = (self.routed_shape(l), self.granule_table(l));
         let experts = self.device_route().chosen;
-        let chosen = Chosen { n_pairs: self.n_pairs(), granules, experts };
+        let chosen = Chosen { n_pairs: self.n_pairs(), granules, apart: None, experts };
         let (pairs, form) = (DecodePairs { shape: &shape, chosen }, self.expert_form(l));
         let acts = self.ffn_acts(l);
         // SAFETY: the look-up has written 0 or the addresses of granules of this layer, which are
@@ -374,7 +374,7 @@ impl<'a> GpuPass<'a> {
             (self.routed_layer(l), self.expert_context(), &self.layout().ffn.miss);
         let (model, tiers, shape) = (self.model, self.tiers(l), self.routed_shape(l));
         let (acts, form) = (self.ffn_acts(l), self.expert_form(l));
-        let PassState { pipeline, hybrid, peers, .. } = &mut *self.state;
+        let PassState { pipeline, hybrid, peers, graph_counts, .. } = &mut *self.state;
         let DecodePipeline { layers, miss_stream, miss_staging, .. } = pipeline;
         let stream = &*miss_stream;
         miss_staging.wait(stream)?;
@@ -386,8 +386,6 @@ impl<'a> GpuPass<'a> {
         };
         let chosen = self.b.route.chosen.iter();
         let missed = chosen.map(|e| if is_missed(e) { *e } else { NO_EXPERT });
-        hybrid.group(layer.w, missed, k, n_experts);
-        hybrid.divide(tiers, l, true, true);
         let routed = RoutedLayer { stream, ..layer };
         let (n_decode, n_pairs) = (layer.n_tokens, layer.n_tokens * k);
         let call = LayerCall {
@@ -401,14 +399,18 @@ impl<'a> GpuPass<'a> {
             n_decode,
             is_miss: true,
         };
+        hybrid.group(layer.w, missed, k, n_experts);
+        hybrid.divide(call.division());
         let context = ExpertContext { stream, layout: miss_layout, ..context };
         let (chosen, staging) = (routed.chosen, miss_staging);
         let first = DeviceShare { device: 0, context, acts, chosen, form, staging, to_first: None };
         hybrid.compute(&call, first, peers, self.cpu, self.b)?;
-        // Experts that the CPU computed may be worth loading for the next token.
+        // Experts that were computed elsewhere may be worth loading for the next token.
         if let Some(tiers) = tiers {
             tiers.admit(l, &hybrid.cpu);
+            tiers.admit(l, &hybrid.in_place.experts);
         }
+        graph_counts.n_in_place = hybrid.in_place.n_read;
         Ok(())
     }
 

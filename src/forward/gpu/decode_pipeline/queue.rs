@@ -150,9 +150,10 @@ impl DecodePipeline {
         let slots = [PipelineSlot::new(gpu, table, down)?, PipelineSlot::new(gpu, table, down)?];
         let route = RouteParts::new(1, routing.k, n_experts).n_bytes();
         let routes = TokenRoutes::new(gpu, hyper.n_layers, route)?;
-        // The sums of all experts of the rows, and a table for each granule as it is loaded.
+        // The sums of all experts of the rows, and a table for each granule as it is loaded or for
+        // each part of those that are read in place.
         let sums_bytes = 4 * MAX_TOKENS * routing.k * width;
-        let tables_bytes = 8 * MAX_TOKENS * routing.k * n_granules * (n_granules + 1);
+        let tables_bytes = 8 * MAX_TOKENS * routing.k * n_granules * (n_granules + 4);
         let miss_staging = Staging::new(gpu, sums_bytes + tables_bytes + (4 << 10), 0)?;
         if let Some(why) = &gpu.info().no_waits {
             let index = gpu.info().index;

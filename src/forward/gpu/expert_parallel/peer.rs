@@ -178,7 +178,7 @@ impl Peer {
         let acts = GpuActs::at(routed.w.expert.inputs(), routed.shape(), h, memory);
         let form = device_form(weights, &forms[routed.l]);
         let context = ExpertContext { ops, stream, workspace, layout: &layout.experts };
-        let chosen = Chosen { n_pairs, granules, experts: chosen };
+        let chosen = Chosen { n_pairs, granules, apart: None, experts: chosen };
         // SAFETY: the table holds 0 or the addresses of granules of this layer, which are pinned.
         unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, form, &acts)? };
         Ok(true)

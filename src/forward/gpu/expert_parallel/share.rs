@@ -69,7 +69,7 @@ impl DeviceShare<'_> {
         self.staging.upload(context.stream, matrices, table, u64::to_le_bytes)?;
         let (form, acts) = (self.form, &self.acts);
         if !pairs.is_grouped {
-            let chosen = Chosen { n_pairs, granules: matrices, experts: self.chosen };
+            let chosen = Chosen { n_pairs, granules: matrices, apart: None, experts: self.chosen };
             // SAFETY: the caller's promise, passed on.
             return unsafe { context.compute_pairs(&DecodePairs { shape, chosen }, form, acts) };
         }

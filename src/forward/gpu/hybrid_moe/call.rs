@@ -5,16 +5,16 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::expert::ExpertBuffers;
 use crate::backend::gpu::expert::ExpertShape as DeviceShape;
-use crate::experts::Access;
 use crate::experts::vram::{Fence, VramGranule, VramTier, VramTiers};
+use crate::experts::{Access, Acquisition, ExpertStore};
 use crate::forward::Buffers;
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::expert_parallel::share::{CallPairs, DeviceShare};
 use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
-use crate::forward::gpu::hybrid_moe::division::{DeviceBatch, HybridMoe};
+use crate::forward::gpu::hybrid_moe::division::{DeviceBatch, DivisionInput, HybridMoe};
 use crate::forward::moe::granules;
 use crate::model::Model;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One call for routed experts of a layer: all of them, or those that a look-up missed.
 pub struct LayerCall<'a> {
@@ -30,7 +30,7 @@ pub struct LayerCall<'a> {
     pub n_pairs: usize,
     /// The first so many rows are decode's, the others are of prompts.
     pub n_decode: usize,
-    /// Whether a look-up missed the experts.
+    /// Whether a look-up missed the experts. Only then they are read in place.
     pub is_miss: bool,
 }
 
@@ -43,6 +43,12 @@ impl LayerCall<'_> {
     fn pairs<'b>(&'b self, hybrid: &'b HybridMoe) -> CallPairs<'b> {
         let LayerCall { ref shape, is_grouped, n_pairs, .. } = *self;
         CallPairs { demand: &hybrid.all, shape, is_grouped, n_pairs }
+    }
+
+    /// The input of the division of its experts.
+    pub fn division(&self) -> DivisionInput<'_> {
+        let LayerCall { tiers, with_cpu, is_miss, .. } = *self;
+        DivisionInput { tiers, l: self.routed.l, has_decode: self.n_decode > 0, with_cpu, is_miss }
     }
 
     /// The use of some experts, of which the first `n_decode` are chosen by rows of decode.
@@ -67,7 +73,7 @@ impl HybridMoe {
     pub fn plan(&mut self, call: &LayerCall, chosen: impl Iterator<Item = u32>) {
         let (w, routing) = (call.routed.w, &call.model.hyper.routing);
         self.group(w, chosen, routing.k, routing.n_experts);
-        self.divide(call.tiers, call.routed.l, call.n_decode > 0, call.with_cpu);
+        self.divide(call.division());
         self.put_decode_first(call.n_decode);
         if call.is_grouped {
             self.sort_by_pairs();
@@ -113,8 +119,8 @@ impl HybridMoe {
                 self.next_granules(call, share)?;
             }
         }
-        if !self.cpu.is_empty() {
-            self.cpu_experts(call, &mut shares[0], cpu, b)?;
+        if !(self.cpu.is_empty() && self.in_place.experts.is_empty()) {
+            self.host_experts(call, &mut shares[0], cpu, b)?;
         } else {
             call.prefetch_after(self);
         }
@@ -197,43 +203,104 @@ impl HybridMoe {
         unsafe { share.compute(pairs, table, first..end) }
     }
 
-    /// Computes the CPU's experts and uploads their sums.
-    fn cpu_experts(
+    /// Has the first device read its experts in the host's memory, and computes the CPU's
+    /// meanwhile.
+    fn host_experts(
         &mut self,
         call: &LayerCall,
         first: &mut DeviceShare,
         cpu: &Cpu,
         b: &mut Buffers,
     ) -> Result<()> {
+        let store = &**call.model.hierarchy.host();
+        let computed = self.cpu_experts(call, first, cpu, b, store);
+        // Nothing may read what is given back. What cannot be waited for is of a device that runs
+        // nothing more.
+        let waited = self.in_place.finish(&mut self.placer.in_place);
+        store.release(&mut b.ffn.work);
+        computed?;
+        waited?;
+        if self.cpu.is_empty() {
+            return Ok(());
+        }
+        self.upload_sums(call, first, &b.ffn.expert)
+    }
+
+    /// Acquires the experts that the first device reads together with those of the CPU, as they are
+    /// one demand. Then queues the kernels. What is not there any more is left to the CPU.
+    fn begin_in_place(
+        &mut self,
+        call: &LayerCall,
+        first: &mut DeviceShare,
+        store: &dyn ExpertStore,
+        work: &mut Acquisition,
+    ) -> Result<()> {
+        let experts = [&self.in_place.experts[..], &self.cpu].concat();
+        store.acquire(call.routed.l, &experts, call.access(experts.len()), work);
+        let more = store.next_ready(work)?;
+        assert!(more, "experts that were demanded and never came");
+        let LayerCall { ref shape, is_grouped, n_pairs, .. } = *call;
+        let HybridMoe { all, place_of, in_place, cpu, .. } = self;
+        let pairs = CallPairs { demand: all, shape, is_grouped, n_pairs };
+        let bytes = in_place.find(call.vram(0), pairs, place_of, store, work, cpu);
+        if in_place.experts.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: `work` holds them until it is asked for more or released, before which the
+        // kernels are waited for.
+        unsafe { in_place.queue(first, pairs, &bytes) }
+    }
+
+    /// Computes the CPU's experts, which stay acquired.
+    fn cpu_experts(
+        &mut self,
+        call: &LayerCall,
+        first: &mut DeviceShare,
+        cpu: &Cpu,
+        b: &mut Buffers,
+        store: &dyn ExpertStore,
+    ) -> Result<()> {
         let RoutedLayer { l, w, .. } = call.routed;
+        let mut is_handed = !self.in_place.experts.is_empty();
+        if is_handed {
+            self.begin_in_place(call, first, store, &mut b.ffn.work)?;
+        }
+        if self.cpu.is_empty() {
+            return Ok(());
+        }
         let (start, shape) = (Instant::now(), &w.expert);
         self.group_on_cpu(b.route.k, b.route.n_experts);
-        let (demand, store, f) = (&self.on_cpu, &**call.model.hierarchy.host(), &mut b.ffn);
+        let (demand, f) = (&self.on_cpu, &mut b.ffn);
         let input = if w.has_own_input() { &f.latent[..] } else { &b.h[..] };
         let n_rows = call.routed.shape().n;
         b.acts.fill(cpu, Kinds::of(shape.inputs()), n_rows, shape.n_embd, input);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
-        let access = call.access(demand.n_chosen_by(call.n_decode));
-        store.acquire(l, &demand.experts, access, &mut f.work);
+        if !is_handed {
+            let access = call.access(demand.n_chosen_by(call.n_decode));
+            store.acquire(l, &demand.experts, access, &mut f.work);
+        }
         call.prefetch_after(self);
-        let computed = loop {
-            match store.next_ready(&mut f.work) {
-                Ok(true) => {
-                    let mut list = f.granules.list();
-                    granules(store, &f.work, demand, shape, &mut list);
-                    cpu.expert_granules(&list, demand, w.form(), &b.acts, &mut f.expert);
-                    f.granules.recycle(list);
+        let mut waited = Duration::ZERO;
+        loop {
+            if !std::mem::take(&mut is_handed) {
+                // It takes back what was handed out.
+                waited += self.in_place.finish(&mut self.placer.in_place)?;
+                if !store.next_ready(&mut f.work)? {
+                    break;
                 }
-                Ok(false) => break Ok(()),
-                Err(error) => break Err(error),
             }
-        };
-        store.release(&mut f.work);
-        computed?;
-        let (n, ns) = (demand.experts.len(), start.elapsed().as_nanos() as f64);
-        let n_pairs = demand.n_pairs();
+            let mut list = f.granules.list();
+            let is_read = |expert: u32| self.in_place.experts.contains(&expert);
+            granules(store, &f.work, demand, shape, |expert| !is_read(expert), &mut list);
+            if !list.is_empty() {
+                cpu.expert_granules(&list, demand, w.form(), &b.acts, &mut f.expert);
+            }
+            f.granules.recycle(list);
+        }
+        let ns = start.elapsed().saturating_sub(waited).as_nanos() as f64;
+        let (n, n_pairs) = (demand.experts.len(), demand.n_pairs());
         self.placer.cpu.observe(n_pairs.div_ceil(n), ns / n as f64);
-        self.upload_sums(call, first, &f.expert)
+        Ok(())
     }
 
     /// Uploads the sums that the CPU computed to their rows of the first device's `partial`.

@@ -1,11 +1,14 @@
 //! Dividing a layer's routed experts among the devices and the CPU.
 
+use crate::Result;
+use crate::backend::gpu::Device;
 use crate::backend::ops::Demand;
 use crate::backend::ops::NO_EXPERT;
 use crate::cancel::Cancel;
 use crate::experts::vram::VramTiers;
 use crate::experts::{Acquisition, PredictedLayers};
-use crate::forward::gpu::placement::{PlacementInput, Placer};
+use crate::forward::gpu::hybrid_moe::in_place::InPlaceReads;
+use crate::forward::gpu::placement::{InPlace, PlacementInput, Placer};
 use crate::model::weights::FfnWeights;
 use crate::policy::{Missing, Schedule};
 use std::ops::Range;
@@ -22,14 +25,29 @@ pub struct HybridMoe {
     pub batches: Vec<DeviceBatch>,
     /// The experts that the CPU computes.
     pub cpu: Vec<u32>,
+    /// Those that the first device reads where they are.
+    pub in_place: InPlaceReads,
     /// [tokens, k]: the chosen experts; `NO_EXPERT` for those that are not of this call.
     chosen: Vec<u32>,
     /// Pair of `all` → token · k + rank
     pub place_of: Vec<usize>,
     pub placer: Placer,
     missing: Vec<Missing>,
+    /// Those of `missing` that can be read in place.
+    readable: Vec<u32>,
     predicted: PredictedLayers,
     schedule: Schedule,
+}
+
+/// The call of which the experts are divided.
+pub struct DivisionInput<'a> {
+    pub tiers: Option<&'a VramTiers>,
+    pub l: usize,
+    /// Whether some rows are decode's, for which alone experts are predicted.
+    pub has_decode: bool,
+    /// See `LayerCall`.
+    pub with_cpu: bool,
+    pub is_miss: bool,
 }
 
 /// The experts that one device computes.
@@ -43,22 +61,29 @@ pub struct DeviceBatch {
 }
 
 impl HybridMoe {
-    /// `cpu_share`: see `GpuOptions`.
-    pub fn new(cpu_share: Option<f32>, n_devices: usize) -> HybridMoe {
+    /// `gpu`: the first device. For `cpu_share` and `reads` see `GpuOptions`.
+    pub fn new(
+        gpu: &Device,
+        cpu_share: Option<f32>,
+        reads: InPlace,
+        n_devices: usize,
+    ) -> Result<HybridMoe> {
         let batches = (0..n_devices).map(|_| DeviceBatch::default()).collect();
-        HybridMoe {
+        Ok(HybridMoe {
             all: Demand::default(),
             on_cpu: Demand::default(),
             splits_input: false,
             batches,
             cpu: Vec::new(),
+            in_place: InPlaceReads::new(gpu)?,
             chosen: Vec::new(),
             place_of: Vec::new(),
-            placer: Placer::new(cpu_share),
+            placer: Placer::new(cpu_share, reads),
             missing: Vec::new(),
+            readable: Vec::new(),
             predicted: Vec::new(),
             schedule: Schedule::default(),
-        }
+        })
     }
 
     /// Waits for experts end once `cancel` is set.
@@ -99,21 +124,16 @@ impl HybridMoe {
         }
     }
 
-    /// Assigns each expert: resident ones to their devices, the others to a device or, if it takes
-    /// part, the CPU, whichever is expected to have the result earlier. `has_decode`: whether some
-    /// rows are decode's, for which alone experts are predicted.
-    pub fn divide(
-        &mut self,
-        tiers: Option<&VramTiers>,
-        l: usize,
-        has_decode: bool,
-        with_cpu: bool,
-    ) {
+    /// Assigns each expert: resident ones to their devices, the others to a device, that loads or
+    /// reads them in place, or the CPU, whichever is expected to have the result earlier.
+    pub fn divide(&mut self, input: DivisionInput) {
+        let DivisionInput { tiers, l, has_decode, with_cpu, is_miss } = input;
         for batch in &mut self.batches {
             batch.experts.clear();
             batch.left = 0;
         }
         self.cpu.clear();
+        self.in_place.experts.clear();
         let Some(tiers) = tiers else {
             self.cpu.extend(&self.all.experts);
             return;
@@ -137,15 +157,31 @@ impl HybridMoe {
             tiers.predicted(l, &mut self.predicted);
         }
         let (missing, predicted) = (&self.missing[..], &self.predicted[..]);
-        let n_granules = tiers.vram(l, missing[0].expert).layout(l).n_granules;
-        let input = PlacementInput { missing, predicted, load_ns, n_granules, delay_ns };
-        if self.placer.place(&input, &mut self.schedule) && has_decode {
+        let vram = tiers.vram(l, missing[0].expert);
+        let (n_granules, expert_bytes) = (vram.layout(l).n_granules, vram.expert_bytes(l));
+        self.readable.clear();
+        if is_miss && self.placer.may_read() {
+            let experts = missing.iter().map(|m| m.expert);
+            self.readable.extend(experts.filter(|expert| tiers.is_readable_below(l, *expert)));
+        }
+        let readable = &self.readable[..];
+        let placement = PlacementInput {
+            missing,
+            predicted,
+            load_ns,
+            n_granules,
+            delay_ns,
+            readable,
+            expert_bytes,
+        };
+        if self.placer.place(&placement, &mut self.schedule) && has_decode {
             tiers.prefetch_planned(l, &self.schedule);
         }
         for expert in &self.schedule.upload {
             self.batches[tiers.device(l, *expert)].experts.push(*expert);
         }
         self.cpu.extend(&self.schedule.cpu);
+        self.in_place.experts.extend(&self.schedule.in_place);
     }
 
     /// The next router's choice is known: the link has had this time between two layers.

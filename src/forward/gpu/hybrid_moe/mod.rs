@@ -1,10 +1,11 @@
 //! Host-routed experts: the host reads the route and divides the experts among the devices and the
-//! CPU. Experts in VRAM, and those that are loaded there before the CPU would be done, are computed
-//! by devices, the others by the CPU. The sums of pairs are added up in one order, so results do
-//! not depend on the division.
+//! CPU. Experts in VRAM, and those that are loaded there or read in place before the CPU would be
+//! done, are computed by devices, the others by the CPU. The sums of pairs are added up in one
+//! order, so results do not depend on the division.
 
 pub mod call;
 pub mod division;
+pub mod in_place;
 
 use crate::Result;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
