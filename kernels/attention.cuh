@@ -83,8 +83,8 @@ __device__ __forceinline__ u32 position_of(Global<const u32> past, u32 lists, u3
 // these the last `window`, and those of the last `chunk` that begins at a multiple of it; none from
 // `limit` on.
 __device__ __forceinline__ Range seen_by(u32 position, u32 all, u32 window, u32 chunk, u32 limit) {
-    u32 own = all == NONE ? position + 1 : all, end = min(own, limit);
-    return Range{max(end - min(window, end), (own - 1) / chunk * chunk), end};
+    u32 own = all == NONE ? position + 1 : all;
+    return Range{max(own - min(window, own), (own - 1) / chunk * chunk), min(own, limit)};
 }
 
 // The number that is subtracted from scores whose maximum is `max`: −∞ − −∞ would be NaN.

@@ -56,8 +56,8 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "dc44adefb7611dda5db2b1a61b62c416463a853550049c3184dc7ebb5bd322b7",
-        ptx: "16bb6f0619dfa3086f41a425b2fad71f2d881caacbe9a70ef410874c4cb62480",
+        digest: "518ba125c57525aef4dd101e7eb855ffa3d894bac371f4dbfa7e53d4236eaef9",
+        ptx: "021a459751ccce3432d4258fe30a4356d90928590beff6b60189f521db9ae45c",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -70,7 +70,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "89a11f3074e779b07c3b042666be3745a48f8e8e0fcf8edf162265499929856d",
+                sha256: "9521fa3489d2c36fd768d63061d63cb88cc30e4dbb13c8375ae9f2ad33dbdd04",
                 lzma: include_bytes!("attention.sm_75.cubin.lzma"),
             },
         ],
@@ -78,8 +78,8 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "dc44adefb7611dda5db2b1a61b62c416463a853550049c3184dc7ebb5bd322b7",
-        ptx: "de2820fd645e956260f6d05fa10e2a8a588945db1d2099408813ee5e6da66b4a",
+        digest: "518ba125c57525aef4dd101e7eb855ffa3d894bac371f4dbfa7e53d4236eaef9",
+        ptx: "7321bb63abca34d843a1fe11fca415f037df3c05b73ef00db59c6bc3b0723319",
         kernels: &[
             "attention_split_1",
             "attention_split_2",
@@ -92,27 +92,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "1d263808c8fa80c06b8653a3ae8019358e38b9b10afb5671c33ae5655ce58f96",
+                sha256: "53b22254a88c08d98a79a84408ba9d1102ca2204e9ed329026e62d99db0fd02a",
                 lzma: include_bytes!("attention.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "e1cf4447eb12472fda9017e497fabd0fa2fd79805c8c571ef5586a44d3add432",
+                sha256: "5c11e1830c8f2309693b49c9167ce66db2c2a33aa01acf45a493f23570e77e70",
                 lzma: include_bytes!("attention.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "5a474288598dd61dd6422beb2b1e764e17b4ecec87649e09b64e07586ba37129",
+                sha256: "01b4859b39dc96c0f675c33079f62e8aa258f7ccb2bf52444e9c22286395bafe",
                 lzma: include_bytes!("attention.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "15ab2d36bb885889d4dc67679eef1bc99fd6d2a7a068f2c79e06894b7b745e08",
+                sha256: "0d7ec774319143e47f6e7d0f3b50ebf3abcfad3e9ec82f730e91c57bcf0b7bbc",
                 lzma: include_bytes!("attention.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "8e73d49bbcff89d3772c2a7377520b84536346ab864125e1db172da9e130fda8",
+                sha256: "e19cfe783d14621b8d467275fff2cf343199a84aef8da4dcdcc7813eac48e8dc",
                 lzma: include_bytes!("attention.sm_120.cubin.lzma"),
             },
         ],
@@ -162,8 +162,8 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "d321c215b373ac4f09e0ef3100c2c658bbef73d83b3aa7541e2506976bac1f68",
-        ptx: "98f12d705f236bac68c46c43c45f6650a8e80e814ce2c04824a2bc2ac5d71bf1",
+        digest: "2ba75b1439b1e8e54ed7ebc1ffcdce1941a7fb26cda87a3847de704b19a657bc",
+        ptx: "b88175d9b22959a549a2034da5bb1bcbd7bcd308f5308b648d739d8d2f1556cf",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -173,7 +173,7 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "0f1d567554fbb8c15f2d83fe1a97eb59bebf888953cefefcfb53f10da5988429",
+                sha256: "adeed86707046a0dfd608b011e961acf88fab4fa371e847f927592449d6bd1c6",
                 lzma: include_bytes!("attention_prompt.sm_75.cubin.lzma"),
             },
         ],
@@ -181,8 +181,8 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "d321c215b373ac4f09e0ef3100c2c658bbef73d83b3aa7541e2506976bac1f68",
-        ptx: "28c34e272ba9b3ee1d2ba297a5f9b3366adcfd1957c3c6bc0e3de1de06505278",
+        digest: "2ba75b1439b1e8e54ed7ebc1ffcdce1941a7fb26cda87a3847de704b19a657bc",
+        ptx: "596363adcd0011f95b64a5e4767cc3384b060c4c917bebaa8f70dfcb2de1f78c",
         kernels: &[
             "attention_prompt_64",
             "attention_prompt_128",
@@ -192,27 +192,27 @@
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "be8387a05225b348be5fd35c9de3a6b3701392ece2bcb58d0896f8f8430c8bd1",
+                sha256: "a23c0b8f98fc3752e057499a1be81edc79067cf60b20957db0d906471e12f8a1",
                 lzma: include_bytes!("attention_prompt.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "35cc1b4c00a09edbcf7408efe171120f3804a6863e9e8c920c2b805a0e1793f9",
+                sha256: "9faeb9f2106b304d205500cf4cb975314a9b8c68f5544530a6b0f14cf23fb36a",
                 lzma: include_bytes!("attention_prompt.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "8b38e908c4c9ed36fd3ea43322f06ee8555389161e977aaf56d67b630d9ea217",
+                sha256: "e859f9ba00333f4321e72c25700b4a76be5282e40dd9a378e46432ec3dd4de8e",
                 lzma: include_bytes!("attention_prompt.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "20c18d3d4e957b5bb055287be611889bc871fdcfada0040c38dae4693deb2dd9",
+                sha256: "2c4c8266edf26e39ed0358e8cd946c4f9784914319cae928244f23636df52b30",
                 lzma: include_bytes!("attention_prompt.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "d3911cd720c788fb18fa151eb91825eb20550a874d368442c0bb206491fae297",
+                sha256: "cf2060573f6f888caf06010b95ed2f3a7e6e9d04c028570e7974199f16bcb8b7",
                 lzma: include_bytes!("attention_prompt.sm_120.cubin.lzma"),
             },
         ],

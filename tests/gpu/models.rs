@@ -540,7 +540,7 @@ fn latent_attention_among_keys_of_the_heads() {
     let ran = Emulated::launched_kernels();
     let has = |name: &str| ran.iter().any(|ran| ran == name);
     assert!(has("expand_keys") && has("expand_values"));
-    ["deepseek_v2_lite", "mistral4", "kimi-linear"].into_iter().for_each(of);
+    ["deepseek_v2_lite", "mistral4", "kimi-linear", "dots3note"].into_iter().for_each(of);
 }
 
 /// Whoever computes an expert, wherever it lies, and in whatever order the device runs.

@@ -426,8 +426,9 @@ impl Attention {
     }
 
     /// As `launch` by the kernels for prompts, over the rows that `data` has, which are those of
-    /// the positions from `begin` on. Launches go on from position 0; the last, whose rows end at
-    /// or behind `max_seen`, computes `data.out`. `work` is kept between them.
+    /// the positions from `begin` on. Launches go on from the first position that is seen, or one
+    /// before it; the last, whose rows end at or behind `max_seen`, computes `data.out`. `work` is
+    /// kept between them.
     ///
     /// # Panics
     /// If sizes do not fit each other, or there are no such kernels ([`Attention::launch`]).
@@ -441,8 +442,8 @@ impl Attention {
         let AttentionData { tokens, q, k, v, work, out, .. } = data;
         shape.check(tokens, q, &k, &v);
         assert!(self.has_prompt_kernel(&k, &v) && data.records.is_none() && tokens <= GRID_MAX);
-        let sees_all = shape.window.or(shape.chunk).or(shape.all).is_none() && shape.lists == 0;
-        assert!(sees_all, "queries see what is before them");
+        let sees_past = shape.chunk.or(shape.all).is_none() && shape.lists == 0;
+        assert!(sees_past, "queries see what is before them, or a window of it");
         assert!(out.holds::<f32>(tokens * shape.n_head * v.dim), "{tokens} results");
         let n_work = Self::piece_work_bytes(shape.n_head, v.dim, tokens);
         assert!(work.len() >= n_work && work.address().is_multiple_of(16), "a record a query");

@@ -37,7 +37,9 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
             shapes.iter().try_for_each(|shape| Shape(*shape).expand(bench, &expand, ty, row))
         });
     }
-    let shapes = bench.shapes(&[[70, 30, 64]], &[[130, 3, 40], [7, 150, 64]], &[[3000, 300, 1024]]);
+    let odd = [[130, 3, 40, 200], [7, 150, 64, 200], [140, 70, 64, 50]];
+    let large = [[3000, 300, 1024, 4000], [3000, 300, 1024, 512]];
+    let shapes = bench.shapes(&[[70, 30, 64, 100], [70, 30, 64, 9]], &odd, &large);
     report.row("attention_pieces", F16, |row| {
         shapes.iter().try_for_each(|shape| in_pieces(bench, &attention, *shape, row))
     });
@@ -111,12 +113,12 @@ impl Shape {
     }
 }
 
-/// Attention of `tokens` behind `past`, among rows that are there `len` at a time, against all at
-/// once.
+/// Attention of `tokens` behind `past` to the last `window` positions, among rows that are there
+/// `len` at a time, against all at once.
 fn in_pieces(
     bench: &Bench,
     attention: &Attention,
-    [past, tokens, len]: [usize; 3],
+    [past, tokens, len, window]: [usize; 4],
     row: &mut Row,
 ) -> Result<()> {
     let (n_head, k_dim, v_dim, n_ctx) = (3, 40, 24, past + tokens);
@@ -137,7 +139,7 @@ fn in_pieces(
         past: first.all(),
         max_seen: n_ctx,
         all: None,
-        window: None,
+        window: (window < n_ctx).then_some(window),
         chunk: None,
         scale: 0.2,
         cap: None,
@@ -158,7 +160,8 @@ fn in_pieces(
         records: None,
     };
     attention.launch(&bench.stream, &shape, data)?;
-    for begin in (0..n_ctx).step_by(len) {
+    let first = (past + 1).saturating_sub(window) / len * len;
+    for begin in (first..n_ctx).step_by(len) {
         // As many rows of each head, one head's behind the other's.
         let cut = |all: &DeviceBuffer, dim: usize| {
             let bytes = bench.down(all)?;
@@ -177,6 +180,7 @@ fn in_pieces(
         bench.stream.synchronize()?;
     }
     let [expected, got] = [&outs[0], &outs[1]].map(|out| bench.down_f32(out));
-    row.near(format!("{tokens} after {past}, {len} at a time"), &got?, &expected?, PIECES_BOUND);
+    let name = format!("{tokens} after {past}, {len} at a time, a window of {window}");
+    row.near(name, &got?, &expected?, PIECES_BOUND);
     Ok(())
 }

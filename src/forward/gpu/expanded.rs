@@ -21,18 +21,49 @@ use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::GpuHeads;
 use crate::gguf::TensorType;
 use crate::model::heads::LatentShape;
+use std::ops::Range;
 
 /// Parts of the positions begin at multiples of this, as tiles of the kernels do.
 const TILE: usize = 64;
 
-/// Whether `n` rows behind `past` take fewer multiplications a head with keys and values of their
-/// own than in the compressed space.
-fn pays(shape: LatentShape, n: usize, past: usize) -> bool {
-    let LatentShape { head_dim, head_dim_v, rank, n_rot, .. } = shape;
-    let pairs = n * past + n * (n + 1) / 2;
-    let matrices = rank * (head_dim - n_rot + head_dim_v);
-    let compressed = pairs * (2 * rank + n_rot) + n * matrices;
-    pairs * (head_dim + head_dim_v) + (past + n) * matrices < compressed
+/// The positions that rows of a segment see.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// The first row's position, and the number of rows.
+    past: usize,
+    n: usize,
+    /// Each row sees so many positions, its own the last.
+    window: usize,
+}
+
+impl Seen {
+    fn by(segment: &GpuSegment, w: &GpuLatent) -> Seen {
+        let window = w.window.unwrap_or(usize::MAX);
+        Seen { past: segment.segment.past, n: segment.n(), window }
+    }
+
+    /// All positions that some row sees.
+    fn range(self) -> Range<usize> {
+        (self.past + 1).saturating_sub(self.window)..self.past + self.n
+    }
+
+    /// The number of positions, those of each row counted.
+    fn n_visits(self) -> usize {
+        let Seen { past, n, window } = self;
+        // The first rows see less than their window.
+        let n_early = window.saturating_sub(past).min(n);
+        n_early * past + n_early * (n_early + 1) / 2 + (n - n_early) * window
+    }
+
+    /// Whether the rows take fewer multiplications a head with keys and values of their own than in
+    /// the compressed space.
+    fn pays(self, shape: LatentShape) -> bool {
+        let LatentShape { head_dim, head_dim_v, rank, n_rot, .. } = shape;
+        let matrices = rank * (head_dim - n_rot + head_dim_v);
+        let compressed = self.n_visits() * (2 * rank + n_rot) + self.n * matrices;
+        let expanded = self.n_visits() * (head_dim + head_dim_v) + self.range().len() * matrices;
+        expanded < compressed
+    }
 }
 
 /// Memory for keys and values, in what the compressed space would take.
@@ -47,17 +78,18 @@ struct Expanded<'a> {
 }
 
 impl<'a> Expanded<'a> {
-    /// For `n` rows that see `n_seen` positions; `None` if there is no room for a tile of them.
-    fn of(memory: DeviceSlice<'a>, w: &GpuLatent, n: usize, n_seen: usize) -> Option<Expanded<'a>> {
+    /// For rows that see such positions; `None` if there is no room for a tile of these.
+    fn of(memory: DeviceSlice<'a>, w: &GpuLatent, seen: Seen) -> Option<Expanded<'a>> {
         let LatentShape { n_head, head_dim, head_dim_v, .. } = w.shape;
         let n_weights = [&w.k_b.all, &w.v_b.all].map(|all| all.rows * all.cols);
         let mut bump = BumpLayout::default();
         let weights = bump.words(n_weights[0].max(n_weights[1]));
-        let work = bump.bytes(Attention::piece_work_bytes(n_head, head_dim_v, n));
+        let work = bump.bytes(Attention::piece_work_bytes(n_head, head_dim_v, seen.n));
         // Each begins on a boundary of its own.
         let room = memory.len().checked_sub(bump.n_bytes() + 512)?;
         let fit = room / (2 * n_head * (head_dim + head_dim_v)) / TILE * TILE;
-        let n_ctx = fit.min(n_seen.next_multiple_of(TILE));
+        let Range { start, end } = seen.range();
+        let n_ctx = fit.min(end.next_multiple_of(TILE) - start / TILE * TILE);
         let [keys, values] = [head_dim, head_dim_v].map(|dim| bump.bytes(2 * n_head * n_ctx * dim));
         let rows = |range, dim| {
             let data = memory.slice(range);
@@ -81,17 +113,17 @@ impl<'a> GpuPass<'a> {
         segment: &GpuSegment<'a>,
     ) -> Option<(&'a Expander, Expanded<'a>)> {
         let expander = self.dev.expander.as_ref().filter(|_| !self.dev.is_exact)?;
-        let sees_past = self.role == Role::Only && !self.hyper().sees_all && w.window.is_none();
+        let sees_past = self.role == Role::Only && !self.hyper().sees_all;
         let sees_past = sees_past && matches!(w.sees, GpuSees::All);
-        let (n, past) = (segment.n(), segment.segment.past);
-        if !segment.is_prompt() || !sees_past || !pays(w.shape, n, past) {
+        let seen = Seen::by(segment, w);
+        if !segment.is_prompt() || !sees_past || !seen.pays(w.shape) {
             return None;
         }
         let rows = LatentRows { rows: segment.cache.of_slot(l).0, rank: w.shape.rank };
         let LatentShape { head_dim, head_dim_v, n_rot, .. } = w.shape;
         let is_read = [head_dim - n_rot, head_dim_v].iter().all(|n| rows.have_kernels(*n));
         let memory = self.slice(&self.layout().mixer.latent);
-        let expanded = is_read.then(|| Expanded::of(memory, w, n, past + n)).flatten()?;
+        let expanded = is_read.then(|| Expanded::of(memory, w, seen)).flatten()?;
         let attention = &self.dev.ops.attention;
         let has_kernel = attention.has_prompt_kernel(&expanded.keys, &expanded.values);
         has_kernel.then_some((expander, expanded))
@@ -115,8 +147,8 @@ impl<'a> GpuPass<'a> {
             self.expanded(l, w, segment).expect("a segment that expands");
         let LatentShape { n_head, head_dim, head_dim_v, rank, .. } = w.shape;
         let from = LatentRows { rows: segment.cache.of_slot(l).0, rank };
-        let (expand, stream, n_seen) =
-            (&expander.expand, self.stream(), segment.segment.past + segment.n());
+        let (expand, stream) = (&expander.expand, self.stream());
+        let Range { start, end } = Seen::by(segment, w).range();
         let view = DeviceAttention { n_head_kv: n_head, ..self.latent_view(w, segment) };
         let data = AttentionData {
             tokens: segment.n(),
@@ -127,8 +159,8 @@ impl<'a> GpuPass<'a> {
             out: segment.of(out, n_head * head_dim_v),
             records: None,
         };
-        for begin in (0..n_seen).step_by(keys.n_ctx) {
-            let range = begin..n_seen.min(begin + keys.n_ctx);
+        for begin in (start / TILE * TILE..end).step_by(keys.n_ctx) {
+            let range = begin..end.min(begin + keys.n_ctx);
             let k_b = self.decoded_heads(expander, &w.k_b, weights)?;
             expand.keys(stream, from, range.clone(), k_b, keys)?;
             let v_b = self.decoded_heads(expander, &w.v_b, weights)?;
@@ -171,13 +203,33 @@ mod tests {
     const DEEPSEEK: LatentShape =
         LatentShape { n_head: 128, head_dim: 192, head_dim_v: 128, rank: 512, n_rot: 64 };
 
+    fn seen(n: usize, past: usize, window: usize) -> Seen {
+        Seen { past, n, window }
+    }
+
     #[test]
     fn prompts_pay_from_some_rows_on() {
-        assert!(pays(DEEPSEEK, 1, 0) && pays(DEEPSEEK, 512, 0));
+        let pays = |n, past| seen(n, past, usize::MAX).pays(DEEPSEEK);
+        assert!(pays(1, 0) && pays(512, 0));
         // 768 multiplications fewer for each pair, 131072 more for each position before.
-        assert!(pays(DEEPSEEK, 171, 100_000) && !pays(DEEPSEEK, 170, 100_000));
-        assert!(!pays(DEEPSEEK, 1, 512));
+        assert!(pays(171, 100_000) && !pays(170, 100_000));
+        assert!(!pays(1, 512));
+        // Behind a window no more than its positions are expanded.
+        let pays = |n| seen(n, 100_000, 1024).pays(DEEPSEEK);
+        assert!(pays(171) && !pays(170));
         // Compressed rows that are short enough are as good as keys.
-        assert!(!pays(LatentShape { rank: 100, ..DEEPSEEK }, 512, 512));
+        assert!(!seen(512, 512, usize::MAX).pays(LatentShape { rank: 100, ..DEEPSEEK }));
+    }
+
+    #[test]
+    fn rows_see_their_window() {
+        for (n, past, window) in
+            [(5, 0, 3), (5, 2, 3), (5, 3, 3), (5, 9, 3), (4, 1, 8), (9, 7, usize::MAX), (1, 4, 1)]
+        {
+            let of_row = |i: usize| (past + i + 1).saturating_sub(window)..past + i + 1;
+            let rows = seen(n, past, window);
+            assert_eq!(rows.range(), of_row(0).start..of_row(n - 1).end);
+            assert_eq!(rows.n_visits(), (0..n).map(|i| of_row(i).len()).sum::<usize>());
+        }
     }
 }
