@@ -67,15 +67,17 @@ static Operands exchange_operands(const u32 (&a)[4], const u32 (&b)[2]) {
 
 // d[i] += the sum over k of row i / 2 times column i % 2, in the order of k, of factors that
 // `decode` makes of words.
-template <class T, u32 K, class Decode, class MultiplyAdd>
+template <class T, class Factor, u32 K, class Decode, class MultiplyAdd>
 static void multiply(T (&d)[4], const Operands& operands, Decode decode, MultiplyAdd fma) {
-    T rows[2][K], columns[2][K];
+    Factor rows[2][K], columns[2][K];
     for (u32 i = 0; i < 2; i++) {
         decode(rows[i], operands.rows[i]);
         decode(columns[i], operands.columns[i]);
     }
     for (u32 i = 0; i < 4; i++) {
-        for (u32 k = 0; k < K; k++) d[i] = fma(rows[i / 2][k], columns[i % 2][k], d[i]);
+        T sum = d[i];
+        for (u32 k = 0; k < K; k++) sum = fma(rows[i / 2][k], columns[i % 2][k], sum);
+        d[i] = sum;
     }
 }
 
@@ -105,7 +107,7 @@ void mma_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         }
     };
     auto fma = [](float x, float y, float sum) { return fmaf(x, y, sum); };
-    shim::multiply<float, 16>(d, shim::exchange_operands(a, b), decode, fma);
+    shim::multiply<float, float, 16>(d, shim::exchange_operands(a, b), decode, fma);
 }
 
 void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -115,15 +117,18 @@ void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         }
     };
     auto fma = [](float x, float y, float sum) { return fmaf(x, y, sum); };
-    shim::multiply<float, 16>(d, shim::exchange_operands(a, b), decode, fma);
+    shim::multiply<float, float, 16>(d, shim::exchange_operands(a, b), decode, fma);
 }
 
 void mma_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    auto decode = [](i32 (&out)[32], const u32 (&words)[8]) {
-        for (u32 k = 0; k < 32; k++) out[k] = static_cast<i8>(words[k / 4] >> (k % 4 * 8));
+    // As i16, which compilers multiply eight at a time.
+    auto decode = [](i16 (&out)[32], const u32 (&words)[8]) {
+        i8 bytes[32];
+        memcpy(bytes, words, sizeof(bytes));
+        for (u32 k = 0; k < 32; k++) out[k] = bytes[k];
     };
-    auto fma = [](i32 x, i32 y, i32 sum) { return sum + x * y; };
-    shim::multiply<i32, 32>(d, shim::exchange_operands(a, b), decode, fma);
+    auto fma = [](i16 x, i16 y, i32 sum) { return sum + x * y; };
+    shim::multiply<i32, i16, 32>(d, shim::exchange_operands(a, b), decode, fma);
 }
 
 void load_matrices(u32 (&r)[4], const Shared<const u16>& row) { shim::load(r, row, false); }

@@ -58,12 +58,56 @@ void fail(const char* format, ...) {
     stop();
 }
 
+// ---- stacks
+
+// There is space below the first stack, as below the others, so that an overflow is caught.
+static u8* stack_of(const Run* owner, u32 t) { return owner->stacks + (t + 2) * STACK_STRIDE; }
+
+#if defined(__x86_64__) || defined(__aarch64__)
+static void set_canaries(const Run* owner) {
+    for (u32 t = 0; t < MAX_THREADS; t++) {
+        u64* words = reinterpret_cast<u64*>(stack_of(owner, t));
+        for (u32 i = 0; i < CANARIES; i++) words[i] = CANARY;
+    }
+}
+
+// The canaries lie far from all else that a thread uses, so they are read where it matters: at the
+// thread's end, and while it is in the lower half of its stack.
+static bool overflowed(const Thread& thread, const void* top) {
+    bool done = run->states[thread.index] == State::Done;
+    if (!done && top > thread.stack + STACK_BYTES / 2) return false;
+    const u64* words = reinterpret_cast<const u64*>(thread.stack);
+    for (u32 i = 0; i < CANARIES; i++) {
+        if (words[i] != CANARY) return true;
+    }
+    return false;
+}
+#else
+// The low end holds the context.
+static void set_canaries(const Run*) {}
+static bool overflowed(const Thread&, const void*) { return false; }
+#endif
+
 // ---- waiting
 
+// The next thread of this pass over the block that can run; null at the end of the pass.
+static Thread* next_ready() {
+    while (++run->place < run->n_threads) {
+        u32 t = run->sequence[run->place];
+        if (run->states[t] == State::Ready) return &run->threads[t];
+    }
+    return nullptr;
+}
+
+// Goes on with the next thread: by way of the scheduler it would take twice as many changes of
+// stacks. The scheduler begins a pass, and ends a launch in which a stack was too small.
 static void wait(State state) {
     Thread* thread = this_thread();
     run->states[thread->index] = state;
-    fiber_switch(&thread->fiber, &run->scheduler);
+    bool leaves = overflowed(*thread, __builtin_frame_address(0));
+    Thread* next = leaves ? nullptr : next_ready();
+    if (next) here = &next->here;
+    fiber_switch(&thread->fiber, next ? &next->fiber : &run->scheduler);
 }
 
 void block_barrier() {
@@ -133,9 +177,6 @@ static Order order_of(u32 n, u32 seed) {
     return Order{n, step, seed / 7 % n};
 }
 
-// There is space below the first stack, as below the others, so that an overflow is caught.
-static u8* stack_of(const Run* owner, u32 t) { return owner->stacks + (t + 2) * STACK_STRIDE; }
-
 static void begin_thread(u32 t) {
     Thread& thread = run->threads[t];
     thread.stack = stack_of(run, t);
@@ -143,31 +184,6 @@ static void begin_thread(u32 t) {
     run->states[t] = State::Ready;
     thread.n_copies = thread.group = 0;
 }
-
-#if defined(__x86_64__) || defined(__aarch64__)
-static void set_canaries(const Run* owner) {
-    for (u32 t = 0; t < MAX_THREADS; t++) {
-        u64* words = reinterpret_cast<u64*>(stack_of(owner, t));
-        for (u32 i = 0; i < CANARIES; i++) words[i] = CANARY;
-    }
-}
-
-// The canaries lie far from all else that a thread uses, so they are read where it matters: at the
-// thread's end, and while it is in the lower half of its stack.
-static bool overflowed(const Thread& thread) {
-    bool done = run->states[thread.index] == State::Done;
-    if (!done && thread.fiber.top > thread.stack + STACK_BYTES / 2) return false;
-    const u64* words = reinterpret_cast<const u64*>(thread.stack);
-    for (u32 i = 0; i < CANARIES; i++) {
-        if (words[i] != CANARY) return true;
-    }
-    return false;
-}
-#else
-// The low end holds the context.
-static void set_canaries(const Run*) {}
-static bool overflowed(const Thread&) { return false; }
-#endif
 
 static void report_stuck() {
     u32 at_block = 0, at_warp = 0;
@@ -200,20 +216,20 @@ static void run_block(ShimDim3 block) {
         run->threads[t].index = t;
     }
     while (run->n_done < run->n_threads && !run->failed) {
-        bool moved = false;
-        for (u32 i = 0; i < run->n_threads && !run->failed; i++) {
-            u32 t = run->sequence[i];
-            if (run->states[t] != State::Ready) continue;
-            Thread& thread = run->threads[t];
-            moved = true;
-            here = &thread.here;
-            fiber_switch(&run->scheduler, &thread.fiber);
-            if (overflowed(thread)) {
-                fail_here("needs more stack than %zu bytes", STACK_BYTES);
-                set_canaries(run);
-            }
+        run->place = ~0u;
+        Thread* first = next_ready();
+        if (!first) {
+            report_stuck();
+            break;
         }
-        if (!moved && !run->failed) report_stuck();
+        here = &first->here;
+        fiber_switch(&run->scheduler, &first->fiber);
+        // The thread that came back is the last that ran.
+        const Thread* last = this_thread();
+        if (!run->failed && overflowed(*last, last->fiber.top)) {
+            fail_here("needs more stack than %zu bytes", STACK_BYTES);
+            set_canaries(run);
+        }
     }
     here = nullptr;
 }

@@ -85,6 +85,8 @@ struct Run {
     State states[MAX_THREADS];
     // The order in which threads run.
     u16 sequence[MAX_THREADS];
+    // The place there of the thread that runs.
+    u32 place;
     Warp warps[MAX_THREADS / WARP];
     Fiber scheduler;
     u32 n_threads;

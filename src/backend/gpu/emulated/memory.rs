@@ -407,21 +407,28 @@ impl Drop for Memory {
 /// Runs of bytes of `range` whose shadow has `bit`.
 pub fn marked(shadow: &[u8], range: Range<usize>, bit: u8) -> Vec<Range<usize>> {
     const WORD: usize = size_of::<u64>();
+    const LINE: usize = 16 * WORD;
     let mask = u64::from_ne_bytes([bit; WORD]);
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut add = |start: usize, end: usize| match runs.last_mut() {
         Some(run) if run.end == start => run.end = end,
         _ => runs.push(start..end),
     };
-    // Most words are marked as a whole or not at all.
-    for (i, word) in shadow[range.clone()].chunks(WORD).enumerate() {
-        let start = range.start + WORD * i;
-        match word.try_into().map(|word| u64::from_ne_bytes(word) & mask) {
-            Ok(0) => {}
-            Ok(all) if all == mask => add(start, start + WORD),
-            _ => {
-                let bytes = word.iter().enumerate().filter(|(_, byte)| **byte & bit != 0);
-                bytes.for_each(|(byte, _)| add(start + byte, start + byte + 1));
+    for (i, line) in shadow[range.clone()].chunks(LINE).enumerate() {
+        // Most are not marked at all.
+        if line.iter().fold(0, |all, byte| all | byte) & bit == 0 {
+            continue;
+        }
+        // Most words are marked as a whole or not at all.
+        for (j, word) in line.chunks(WORD).enumerate() {
+            let start = range.start + LINE * i + WORD * j;
+            match word.try_into().map(|word| u64::from_ne_bytes(word) & mask) {
+                Ok(0) => {}
+                Ok(all) if all == mask => add(start, start + WORD),
+                _ => {
+                    let bytes = word.iter().enumerate().filter(|(_, byte)| **byte & bit != 0);
+                    bytes.for_each(|(byte, _)| add(start + byte, start + byte + 1));
+                }
             }
         }
     }
@@ -434,9 +441,9 @@ mod tests {
 
     #[test]
     fn runs_of_marked_bytes_end_anywhere() {
-        for (start, end) in [(0, 0), (3, 4), (5, 29), (8, 24), (0, 64), (13, 58)] {
-            for range in [0..64, start..64, 0..end, start..end] {
-                let mut shadow = vec![WRITTEN; 64];
+        for (start, end) in [(0, 0), (3, 4), (5, 29), (8, 24), (0, 400), (13, 258)] {
+            for range in [0..400, start..400, 0..end, start..end] {
+                let mut shadow = vec![WRITTEN; 400];
                 shadow[start..end].fill(WRITTEN | READ_NOW);
                 let found = marked(&shadow, range.clone(), READ_NOW);
                 let both = range.start.max(start)..range.end.min(end);
