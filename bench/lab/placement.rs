@@ -84,7 +84,12 @@ mod tests {
     }
 
     fn place(placement: &mut dyn Placement, view: &View) -> Schedule {
-        let mut out = Schedule { cpu: vec![99], upload: vec![99], prefetch: vec![(9, 9)] };
+        let mut out = Schedule {
+            cpu: vec![99],
+            upload: vec![99],
+            in_place: vec![99],
+            prefetch: vec![(9, 9)],
+        };
         placement.place(view, &mut out);
         out
     }
