@@ -7,7 +7,8 @@
 //! as a constant, and parts for its bytes, for the bytes prefetched and for the time passed since
 //! the burst before. A sample is the mean of some bursts, as a limit is kept over many
 //! milliseconds: what delays one burst helps the next. The caller brings the clock. The profile
-//! keeps the price: a later run would prefetch at a loss until it has measured it again.
+//! keeps the price: a later run would prefetch at a loss until it has measured it again. A price at
+//! which little is prefetched is hardly measured again, so it is forgotten slowly, until more is.
 
 use super::queue::Cause;
 
@@ -23,6 +24,13 @@ const LEAST: f64 = 12.0;
 /// The price is that of the profile, else 0, until so many samples, with a granule of prefetch a
 /// burst, tell otherwise.
 const PRIOR: f64 = 1.0;
+
+/// So many samples without prefetch forget what is known to a third.
+const FORGOTTEN: f64 = 512.0;
+
+/// A difference from the known price of so many standard errors may be chance. Of a greater one
+/// the part (CLEAR · error / difference)² does not count.
+const CLEAR: f64 = 1.5;
 
 /// A sample that takes so many times the mean is one that the machine has disturbed: it counts as
 /// one that takes this.
@@ -53,9 +61,11 @@ pub struct LinkPrice {
     bursts: u32,
     sum: [f64; N],
     sum_ms: f64,
-    /// Sums over samples: their number, their times, and the products of the normal equations.
+    /// Sums over samples: their number, their times and the squares of these, and the products of
+    /// the normal equations.
     n: f64,
     ms: f64,
+    ms_squared: f64,
     squares: [[f64; N]; N],
     products: [f64; N],
     /// By the samples so far.
@@ -77,6 +87,7 @@ impl LinkPrice {
             sum_ms: 0.0,
             n: 0.0,
             ms: 0.0,
+            ms_squared: 0.0,
             squares: [[0.0; N]; N],
             products: [0.0; N],
             price: known,
@@ -140,18 +151,18 @@ impl LinkPrice {
         (self.burst, self.prefetched, self.last_end) = (None, 0, None);
     }
 
-    /// Adds a sample. A byte of prefetch counts as the part of a byte of demand that is known, so
-    /// that what is measured is the difference to it.
-    fn add(&mut self, mut x: [f64; N], took: f64) {
-        x[DEMAND] += self.known * x[PREFETCH];
+    fn add(&mut self, x: [f64; N], took: f64) {
         let keep = 1.0 - 1.0 / WINDOW;
         let took = if self.n > 0.0 { took.min(MOST * self.ms / self.n) } else { took };
         self.n = keep * self.n + 1.0;
         self.ms = keep * self.ms + took;
+        self.ms_squared = keep * self.ms_squared + took * took;
         for ((row, product), a) in self.squares.iter_mut().zip(&mut self.products).zip(x) {
             row.iter_mut().zip(x).for_each(|(sum, b)| *sum = keep * *sum + a * b);
             *product = keep * *product + a * took;
         }
+        let unmeasured = PRIOR / (PRIOR + self.squares[PREFETCH][PREFETCH]);
+        self.known *= 1.0 - unmeasured / FORGOTTEN;
         if self.n >= LEAST {
             self.price = self.fit();
         }
@@ -162,14 +173,28 @@ impl LinkPrice {
         self.price
     }
 
-    /// The price by least squares.
+    /// The price by least squares. A byte of prefetch counts as the part of a byte of demand that
+    /// is known, so that what is found is the difference to it.
     fn fit(&self) -> f64 {
-        let mut squares = self.squares;
+        let (mut squares, mut products) = (self.squares, self.products);
+        products[DEMAND] += self.known * products[PREFETCH];
+        for i in 0..N {
+            squares[DEMAND][i] += self.known * squares[PREFETCH][i];
+        }
+        for row in &mut squares {
+            row[DEMAND] += self.known * row[PREFETCH];
+        }
         for (i, row) in squares.iter_mut().enumerate() {
             row[i] += if i == PREFETCH { PRIOR } else { 1e-6 * self.n };
         }
-        let per = solve(squares, self.products);
-        let price = self.known + per[PREFETCH] / per[DEMAND];
+        let per = solve(squares, products);
+        let mut only_prefetch = [0.0; N];
+        only_prefetch[PREFETCH] = 1.0;
+        let explained: f64 = per.iter().zip(products).map(|(per, product)| per * product).sum();
+        let variance = (self.ms_squared - explained).max(0.0) / self.n;
+        let error = (variance * solve(squares, only_prefetch)[PREFETCH]).max(0.0).sqrt();
+        let chance = (CLEAR * error / per[PREFETCH]).powi(2).min(1.0);
+        let price = self.known + (1.0 - chance) * per[PREFETCH] / per[DEMAND];
         if price.is_finite() && per[DEMAND] > 0.0 { price.clamp(0.0, 1.0) } else { self.known }
     }
 }
@@ -268,6 +293,36 @@ mod tests {
             assert!(LinkPrice::restore(&bad.to_le_bytes()).unwrap_err().starts_with(said));
         }
         assert_eq!(LinkPrice::restore(&saved[1..]).unwrap_err(), "it has 7 bytes");
+    }
+
+    /// A price at which nothing is prefetched tells nothing about itself.
+    #[test]
+    fn a_price_is_forgotten_that_is_not_measured_again() {
+        let (mut price, mut draw) = (LinkPrice::new(GRANULE, Some(1.0)), Draw(3));
+        let mut found = Vec::new();
+        for i in 0..2000 {
+            let [demand, gap, noise] = [6, 4, 100].map(|n| draw.below(n) as f64);
+            price.add([1.0, demand, 0.0, gap], 0.3 + 2.0 * demand + noise / 100.0);
+            found.extend((i % 500 == 50).then(|| price.price()));
+        }
+        assert!(found[0] > 0.9 && found.is_sorted_by(|a, b| a > b) && found[3] < 0.1, "{found:?}");
+    }
+
+    /// A machine that others use makes some samples take three times as long.
+    #[test]
+    fn chance_makes_no_price() {
+        let n_dear = (0..200).filter(|seed| {
+            let (mut price, mut draw) = (LinkPrice::new(GRANULE, None), Draw(1000 * seed));
+            for _ in 0..300 {
+                let [demand, prefetch, gap, noise] = [60, 8, 40, 100].map(|n| draw.below(n) as f64);
+                let busy = if draw.below(8) == 0 { 3.0 } else { 1.0 };
+                let took = busy * (0.3 + 0.2 * demand) + noise / 50.0;
+                price.add([1.0, demand / 10.0, prefetch / 10.0, gap / 10.0], took);
+            }
+            price.price() > 0.5
+        });
+        let n_dear = n_dear.count();
+        assert!(n_dear <= 2, "{n_dear} of 200");
     }
 
     #[test]
