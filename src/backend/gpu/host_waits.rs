@@ -3,6 +3,7 @@
 //! for the device, with locks that the first thread needs. So memory is allocated and freed only
 //! while no stream waits for the host.
 
+use super::switch;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
@@ -93,11 +94,7 @@ impl Drop for Changing<'_> {
 
 /// Whether the user wants streams to wait for the host: `MOEBA_GPU_WAITS` is 0 or 1.
 pub fn asked() -> Option<bool> {
-    match std::env::var("MOEBA_GPU_WAITS").ok()?.trim() {
-        "0" => Some(false),
-        "1" => Some(true),
-        _ => None,
-    }
+    switch("MOEBA_GPU_WAITS")
 }
 
 #[cfg(test)]

@@ -55,6 +55,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Whether a variable of the environment switches something on or off: 1 or 0. `None` leaves the
+/// choice to the program.
+pub fn switch(name: &str) -> Option<bool> {
+    match std::env::var(name).ok()?.trim() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
 /// The layouts of all parameter structs.
 pub const LAYOUTS: &[&Layout] = &[
     activate::GatedParams::LAYOUT,

@@ -5,6 +5,7 @@
 //! order.
 
 use crate::Result;
+use crate::backend::gpu::switch;
 use crate::forward::gpu::cache::{TokenGraph, TokenHead};
 use crate::forward::gpu::layer::whole_layer;
 use crate::forward::gpu::layers::GpuLayer;
@@ -15,7 +16,7 @@ use crate::forward::gpu::pass::GpuPass;
 const SWITCH: &str = "MOEBA_GPU_TOKEN_GRAPH";
 
 pub fn is_off() -> bool {
-    std::env::var(SWITCH).is_ok_and(|value| value.trim() == "0")
+    switch(SWITCH) == Some(false)
 }
 
 impl GpuPass<'_> {

@@ -410,7 +410,7 @@ impl<'a> GpuPass<'a> {
             tiers.admit(l, &hybrid.cpu);
             tiers.admit(l, &hybrid.in_place.experts);
         }
-        graph_counts.n_in_place = hybrid.in_place.n_read;
+        graph_counts.n_in_place += hybrid.in_place.experts.len();
         Ok(())
     }
 

@@ -28,8 +28,6 @@ pub struct InPlaceReads {
     is_queued: bool,
     /// The bytes that they read, those of each row counted.
     n_bytes: usize,
-    /// Experts that were read so far.
-    pub n_read: usize,
 }
 
 impl InPlaceReads {
@@ -41,7 +39,6 @@ impl InPlaceReads {
             end: Event::timed(gpu)?,
             is_queued: false,
             n_bytes: 0,
-            n_read: 0,
         })
     }
 
@@ -57,7 +54,7 @@ impl InPlaceReads {
         work: &'a Acquisition,
         cpu: &mut Vec<u32>,
     ) -> Vec<&'a [u8]> {
-        let InPlaceReads { experts, tables, n_bytes, n_read, .. } = self;
+        let InPlaceReads { experts, tables, n_bytes, .. } = self;
         let (l, n_granules) = (work.layer, pairs.shape.n_granules());
         let (of_part, mut bytes) = (pairs.n_pairs * n_granules, Vec::new());
         tables.clear();
@@ -85,7 +82,6 @@ impl InPlaceReads {
             }
             true
         });
-        *n_read += experts.len();
         bytes
     }
 

@@ -18,6 +18,7 @@ pub use attention_timer::AttentionTimer;
 pub use cpu_timer::CpuTimer;
 pub use in_place_timer::InPlaceTimer;
 
+use crate::backend::gpu::switch;
 use crate::policy::{Missing, Placement, PreSched, PredictedLayer, Schedule, Timer, View};
 
 /// The experts that a layer misses in VRAM, what is predicted behind it, and the state of the link.
@@ -54,10 +55,10 @@ impl InPlace {
     pub const SWITCH: &str = "MOEBA_GPU_IN_PLACE";
 
     pub fn of_environment() -> InPlace {
-        match std::env::var(InPlace::SWITCH).as_deref().map(str::trim) {
-            Ok("0") => InPlace::Never,
-            Ok("1") => InPlace::Always,
-            _ => InPlace::IfFaster,
+        match switch(InPlace::SWITCH) {
+            Some(false) => InPlace::Never,
+            Some(true) => InPlace::Always,
+            None => InPlace::IfFaster,
         }
     }
 }
