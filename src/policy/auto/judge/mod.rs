@@ -33,8 +33,10 @@ const INTERVAL_GROWTH: u32 = 4;
 const CLEAR: f64 = 2.0;
 
 /// A candidate that takes longer than the kept one by more than this part is tried again only once
-/// the interval has grown as far as it does. One that was given up at once is tried in every turn:
-/// a busy moment may have been the reason, and it costs a window at most.
+/// the interval has grown as far as it does, or when another one has just been kept: its ratio is
+/// then of two bouts, and the new one may owe its place to a busy moment. One that was given up at
+/// once is tried in every turn: a busy moment may have been the reason, and it costs a window at
+/// most.
 const NEAR: f64 = 0.1;
 
 /// The state that later runs go on with.
@@ -226,7 +228,8 @@ impl Record {
                 self.next = (self.next + 1) % n;
             }
             let is_far = |ratio| (1.0 + NEAR..CLEAR).contains(&ratio);
-            if !self.ratios[self.next].is_some_and(is_far) || self.interval == INTERVAL_MAX {
+            let is_worth_it = !self.ratios[self.next].is_some_and(is_far);
+            if is_worth_it || [INTERVAL_MIN, INTERVAL_MAX].contains(&self.interval) {
                 break;
             }
         }

@@ -154,6 +154,24 @@ fn a_candidate_that_was_given_up_is_tried_again_soon() {
     assert_eq!(judge.kept(), 1);
 }
 
+/// The machine is busy in all windows but those of one candidate, until that one is kept. None of
+/// the others seems to be near it then.
+#[test]
+fn who_is_kept_by_chance_is_soon_found_out() {
+    let mut judge = judge(4);
+    run(&mut judge, 1_000, |i, _| [1000, 900, 1050, 1100][i]);
+    assert_eq!(judge.kept(), 1);
+    for _ in 0..20_000 {
+        if judge.kept() != 1 {
+            break;
+        }
+        judge.count([1000, 900, 720, 1100][judge.active()]);
+    }
+    assert_eq!(judge.kept(), 2);
+    let steps = run(&mut judge, 1_000, |i, _| [1000, 900, 1050, 1100][i]);
+    assert!(judge.kept() == 1 && steps[1] > 600, "{steps:?}");
+}
+
 /// A candidate that was much slower is tried again later than one that was near.
 #[test]
 fn who_was_near_is_tried_more_often() {
