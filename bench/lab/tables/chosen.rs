@@ -47,14 +47,13 @@ fn near_the_least(table: &Table, half: Half, default: &str) -> Finding {
     }))
 }
 
-/// The default is within 2 % of the best in both halves. `cause`: a suspected cause of the
-/// opposite, and the change that takes it away.
+/// The default is within 2 % of the best in both halves. `causes`: suspected causes of the
+/// opposite, and the changes that take each away.
 pub fn claims(
     table: &Table,
     runs: &Runs,
     default: &str,
-    cause: &'static str,
-    change: Change,
+    causes: &[(&str, &[Change])],
 ) -> Result<Vec<Claim>> {
     let texts = [
         "The default is within 2 % of the best on the requests that it was chosen by (ours)",
@@ -62,7 +61,9 @@ pub fn claims(
     ];
     let claim = |(half, text)| {
         let near = check(text, table, runs, |table: &Table| near_the_least(table, half, default));
-        Ok(near.unless(cause, &[change])?.done())
+        let mut causes = causes.iter();
+        let near = causes.try_fold(near, |near, (cause, changes)| near.unless(cause, changes))?;
+        Ok(near.done())
     };
     HALVES.into_iter().zip(texts).map(claim).collect()
 }

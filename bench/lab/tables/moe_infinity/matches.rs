@@ -9,8 +9,10 @@ use moeba::Result;
 use moeba::policy::{EamcPredictor, InfinityOptions};
 
 const MATCHES: [usize; 7] = [1, 2, 3, 6, 12, 24, 48];
-/// Slots in parts of all experts.
+/// Slots in parts of all experts, and where there is much room.
 const SHARE: f64 = 0.25;
+const MUCH: f64 = 0.62;
+const MUCH_ROOM: Change = Change::Own("with room for 62 %");
 
 pub fn matches(inputs: &Inputs) -> Result<Table> {
     with_claims(inputs, rows, claims)
@@ -18,11 +20,12 @@ pub fn matches(inputs: &Inputs) -> Result<Table> {
 
 fn rows(inputs: &Inputs, changes: &[Change]) -> Result<Table> {
     let mut rows = Vec::new();
+    let share = if changes.contains(&MUCH_ROOM) { MUCH } else { SHARE };
     for source in inputs.sources() {
         for half in HALVES {
             let name = half.name();
             let workload = Workload::ordered(half.of(source.trace), changes);
-            let options = Pace::Load.options(&source, "on-demand", SHARE);
+            let options = Pace::Load.options(&source, "on-demand", share);
             let waits = |n_matches| {
                 let infinity = InfinityOptions { n_matches, ..InfinityOptions::default() };
                 let report = workload.replay_released(&source, &options, |shape| {
@@ -52,5 +55,12 @@ fn rows(inputs: &Inputs, changes: &[Change]) -> Result<Table> {
 
 fn claims(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
     let default = InfinityOptions::default().n_matches.to_string();
-    chosen::claims(table, runs, &default, "there are few past requests", TWICE)
+    let slow = Change::Compute(8.0);
+    let causes: [(_, &[Change]); 4] = [
+        ("there are few past requests", &[TWICE]),
+        ("what is brought for far layers finds little room", &[MUCH_ROOM]),
+        ("computing takes no longer than loading", &[slow]),
+        ("all of these hold", &[TWICE, MUCH_ROOM, slow]),
+    ];
+    chosen::claims(table, runs, &default, &causes)
 }

@@ -67,5 +67,5 @@ fn time(bench: &Bench, share: f64, tau: u64) -> Result<f64> {
 }
 
 fn claims(table: &Table, runs: &Runs) -> Result<Vec<Claim>> {
-    chosen::claims(table, runs, &TAU.to_string(), "plans are of few tokens", TWICE)
+    chosen::claims(table, runs, &TAU.to_string(), &[("plans are of few tokens", &[TWICE])])
 }
