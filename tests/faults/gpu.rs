@@ -765,35 +765,37 @@ fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
     assert!(n_failed > 0 && layers.last().is_some_and(|last| *last > 0), "{n_failed}, {layers:?}");
 }
 
-/// All of the prompt is one pass, which waits for experts out of all three tiers.
+/// All of the prompt is one pass, which waits for experts out of all three tiers. It may be over
+/// before so many reads have begun, as what is in memory is not read.
 #[test]
 fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
     let turn = Turn::new("interrupted passes");
-    for way in [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.4)] {
+    let ways = [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.4)];
+    let n_interrupted = ways.map(|way| {
         let hand = Arc::new(Hand::default());
         let engine = load(&turn.path, &three_tiers(&turn, way, &hand));
         let expected = answer(&engine);
-        let mut n_interrupted = 0;
-        for nth in (1..).step_by(STRIDE_OF_READS) {
+        let is_interrupted = |nth: &usize| {
             let mut session = engine.new_session().unwrap();
             let (all, mut out) = (tokens(), Vec::new());
-            hand.presses_at.store(nth, SeqCst);
+            hand.presses_at.store(*nth, SeqCst);
             let result = eval(&mut session, &all[..PROMPT], &mut out);
             hand.presses_at.store(0, SeqCst);
             at_rest(engine.model());
             interrupt::clear();
-            let Err(why) = result else { break };
-            assert!(matches!(why, Error::Interrupted), "{why:?}");
-            assert!(session.n_past() == 0 && out.is_empty(), "{nth}");
-            n_interrupted += 1;
-            for part in parts(&all) {
+            if let Err(why) = &result {
+                assert!(matches!(why, Error::Interrupted), "{why:?}");
+                assert!(session.n_past() == 0 && out.is_empty(), "{nth}");
+            }
+            for part in parts(&all).skip(usize::from(result.is_ok())) {
                 eval(&mut session, part, &mut out).unwrap();
             }
             assert!(out == expected, "interrupted at read {nth}");
-        }
-        eprintln!("{way:?}: interrupted {n_interrupted} times");
-        assert!(n_interrupted > 1, "{n_interrupted}");
-    }
+            result.is_err()
+        };
+        (1..10).step_by(2).filter(is_interrupted).count()
+    });
+    // Layers behind the first are interrupted, too.
+    let (least, all) = (n_interrupted.iter().min(), n_interrupted.iter().sum::<usize>());
+    assert!(least > Some(&0) && all > ways.len(), "{n_interrupted:?}");
 }
-
-const STRIDE_OF_READS: usize = 2;
