@@ -76,6 +76,10 @@ impl ProfileFile {
         Ok(None)
     }
 
+    pub(super) fn exists(&self) -> bool {
+        self.path.exists()
+    }
+
     /// The file's content; empty if there is no file.
     pub fn load(&self) -> Profile {
         self.read().unwrap_or_else(|why| {

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::profile::ProfileFile;
 use crate::policy::Profile;
 
-/// Time between two saves at least.
+/// Time from tokens that are worth a save to the save. It slows the tokens that are computed then,
+/// so a short run is left alone.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Tokens that are worth a save.
@@ -18,8 +19,8 @@ const N_TOKENS: usize = 256;
 /// Answers what has been learned so far.
 type Learned = dyn Fn() -> Profile + Send + Sync;
 
-/// Saves to one file, at once when the first tokens have been computed, then from time to time,
-/// and a last time when it is dropped.
+/// Saves to one file from time to time, and a last time when it is dropped. Where there is no file
+/// yet, the first tokens are saved at once.
 pub struct ProfileSaver {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -78,17 +79,22 @@ impl ProfileSaver {
 
 impl Shared {
     fn save_from_time_to_time(&self) {
-        while !self.is_stopped() {
-            if self.n_tokens.load(Ordering::Relaxed) < N_TOKENS {
+        let mut is_first = !self.file.exists();
+        loop {
+            while self.n_tokens.load(Ordering::Relaxed) < N_TOKENS && !self.is_stopped() {
                 thread::park();
-                continue;
+            }
+            if !std::mem::take(&mut is_first) {
+                self.rest();
+            }
+            if self.is_stopped() {
+                return;
             }
             self.n_tokens.store(0, Ordering::Relaxed);
             if let Err(why) = self.file.try_save(&(self.learned)()) {
                 log::warn!("{why}; the next attempt is at the end");
                 return;
             }
-            self.rest();
         }
     }
 
@@ -152,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn enough_tokens_are_saved_at_once_and_the_rest_at_the_end() {
+    fn the_first_tokens_are_saved_at_once_and_the_rest_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("profile");
         let count = || open(&path).load().get("count").map(|bytes| bytes[0]);
@@ -168,6 +174,13 @@ mod tests {
         assert_eq!(count(), Some(1));
         drop(saver);
         assert_eq!(count(), Some(2));
+        // There is a file now.
+        let (saver, asked) = self::saver(&path, Duration::from_secs(600));
+        saver.add_tokens(10 * N_TOKENS);
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(asked.load(Ordering::SeqCst), 0);
+        drop(saver);
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
     }
 
     #[test]
