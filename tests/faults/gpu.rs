@@ -795,7 +795,6 @@ fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
         };
         (1..10).step_by(2).filter(is_interrupted).count()
     });
-    // Layers behind the first are interrupted, too.
     let (least, all) = (n_interrupted.iter().min(), n_interrupted.iter().sum::<usize>());
-    assert!(least > Some(&0) && all > ways.len(), "{n_interrupted:?}");
+    assert!(least > Some(&0) && all > ways.len(), "no layer but the first: {n_interrupted:?}");
 }
