@@ -770,8 +770,7 @@ fn a_token_whose_experts_could_not_be_read_can_be_decoded_again() {
 #[test]
 fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
     let turn = Turn::new("interrupted passes");
-    let ways = [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.4)];
-    let n_interrupted = ways.map(|way| {
+    let n_interrupted = [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.4)].map(|way| {
         let hand = Arc::new(Hand::default());
         let engine = load(&turn.path, &three_tiers(&turn, way, &hand));
         let expected = answer(&engine);
@@ -793,8 +792,7 @@ fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
             assert!(out == expected, "interrupted at read {nth}");
             result.is_err()
         };
-        (1..10).step_by(2).filter(is_interrupted).count()
+        (1..8).filter(is_interrupted).count()
     });
-    let (least, all) = (n_interrupted.iter().min(), n_interrupted.iter().sum::<usize>());
-    assert!(least > Some(&0) && all > ways.len(), "no layer but the first: {n_interrupted:?}");
+    assert!(n_interrupted.iter().all(|n| *n > 1), "{n_interrupted:?}");
 }
