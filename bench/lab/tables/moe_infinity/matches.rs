@@ -1,6 +1,7 @@
 //! How many matched traces are added up to a prediction (5.1). The paper says "several", so the
 //! number is chosen here: on one half of the requests, and judged on the other.
 
+use super::prefetching::{MUCH_ROOM, SHARES};
 use super::workload::{Pace, TWICE, Workload};
 use super::{DEVICE, Inputs, Table, with_claims};
 use crate::tables::chosen::{self, HALVES};
@@ -9,10 +10,6 @@ use moeba::Result;
 use moeba::policy::{EamcPredictor, InfinityOptions};
 
 const MATCHES: [usize; 7] = [1, 2, 3, 6, 12, 24, 48];
-/// Slots in parts of all experts, and where there is much room.
-const SHARE: f64 = 0.25;
-const MUCH: f64 = 0.62;
-const MUCH_ROOM: Change = Change::Own("with room for 62 %");
 
 pub fn matches(inputs: &Inputs) -> Result<Table> {
     with_claims(inputs, rows, claims)
@@ -20,7 +17,7 @@ pub fn matches(inputs: &Inputs) -> Result<Table> {
 
 fn rows(inputs: &Inputs, changes: &[Change]) -> Result<Table> {
     let mut rows = Vec::new();
-    let share = if changes.contains(&MUCH_ROOM) { MUCH } else { SHARE };
+    let share = SHARES[usize::from(changes.contains(&MUCH_ROOM))];
     for source in inputs.sources() {
         for half in HALVES {
             let name = half.name();

@@ -12,7 +12,7 @@ use moeba::policy::{EamcPredictor, InfinityOptions, Shape};
 use moeba::trace::{Ordered, Report};
 
 /// Slots of the buffer in parts of all experts: a few layers, and what Switch had in Table 5.
-const SHARES: [f64; 2] = [0.25, 0.62];
+pub const SHARES: [f64; 2] = [0.25, 0.62];
 
 /// The paper's names, and the policies whose predictors they are.
 const STRATEGIES: [(&str, &str); 4] = [
@@ -45,7 +45,7 @@ const EXACT: Change =
     Change::Own("with traces that know the next layer, or the next three, exactly");
 /// Layers that several are.
 const N_EXACT: usize = 3;
-const MUCH_ROOM: Change = Change::Own("with room for 62 %");
+pub const MUCH_ROOM: Change = Change::Own("with room for 62 %");
 
 /// Table 2, what the GPU waits for, and Table 3, what is read.
 pub fn tables_2_and_3(inputs: &Inputs) -> Result<Vec<Table>> {
