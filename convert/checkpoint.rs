@@ -109,6 +109,27 @@ impl Checkpoint {
         read.map_err(|e| Error::io(&shard.path, e))
     }
 
+    /// Whether two tensors have the same values.
+    pub fn is_same(&self, a: &HfTensor, b: &HfTensor) -> Result<bool> {
+        const AT_ONCE: u64 = 1 << 18;
+        let n: u64 = a.shape.iter().product();
+        if a.shape != b.shape {
+            return Ok(false);
+        }
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        for first in (0..n).step_by(AT_ONCE as usize) {
+            let len = AT_ONCE.min(n - first) as usize;
+            left.resize(len, 0.0);
+            right.resize(len, 0.0);
+            self.read(a, first, &mut left)?;
+            self.read(b, first, &mut right)?;
+            if left != right {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The complaint about a tensor of a type that holds no weights.
     pub fn bad_type(&self, tensor: &HfTensor) -> Error {
         self.bad_dtype(tensor, "F32, F16 or BF16")

@@ -33,6 +33,11 @@ pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, Owned
             keys.push((descriptor.key(key), value));
         }
     }
+    if let Some(listed) = window_pattern(config, descriptor)? {
+        let key = descriptor.key("attention.sliding_window_pattern");
+        keys.retain(|(other, _)| *other != key);
+        keys.push((key, OwnedValue::from(listed)));
+    }
     Ok(keys)
 }
 
@@ -124,11 +129,21 @@ fn by_layer(
 }
 
 fn of_number(config: &Json, row: &MetadataRow, text: &str, x: f64) -> Result<OwnedValue> {
+    check_zero(config, row, text, x)?;
     match row.ty {
         MetadataType::F32 => Ok(OwnedValue::F32(x as f32)),
         MetadataType::Bool => Ok(OwnedValue::Bool(x != 0.0)),
         _ => Ok(OwnedValue::U32(whole(config, text, x)? as u32)),
     }
+}
+
+/// Readers of GGUF files take a 0 for a factor that a file lacks.
+fn check_zero(config: &Json, row: &MetadataRow, text: &str, x: f64) -> Result<()> {
+    let is_field = text.starts_with(|c: char| c.is_ascii_alphabetic());
+    if x == 0.0 && row.ty == MetadataType::F32 && is_field && !row.zero {
+        return Err(config.fail(text, "a number other than 0", "0"));
+    }
+    Ok(())
 }
 
 /// A result that counts something.
@@ -173,6 +188,9 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
         let padded = list.iter().cloned().chain(std::iter::repeat_n(Value::from(0), missing));
         padded.take(most).collect::<Vec<_>>()
     });
+    if list.is_none() && let Some(x) = value.as_f64() {
+        check_zero(config, row, field, x)?;
+    }
     let found = match row.ty {
         MetadataType::U32 => match list {
             Some(list) => list.iter().map(u32_of).collect::<Option<Vec<_>>>().map(Into::into),
@@ -237,6 +255,15 @@ impl Names for Json {
 
 /// Fields that change what the model computes and that no GGUF key carries.
 fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
+    // The norm of queries and keys has no weights: nothing in the checkpoint tells of it.
+    if let Some(without) = descriptor.parts.plain_qk_norm_unless_experts {
+        let experts = config.count("num_local_experts")?.unwrap_or(0);
+        let has_norm = experts as usize != without;
+        if config.bool("use_qk_norm")?.is_some_and(|said| said != has_norm) {
+            let expected = format!("{has_norm} with {experts} experts");
+            return Err(config.fail("use_qk_norm", expected, (!has_norm).to_string()));
+        }
+    }
     if let Some(act) = config.str("hidden_act")? {
         let known = match descriptor.parts.activation {
             Activation::Silu
@@ -252,19 +279,65 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             return Err(config.fail("hidden_act", known[0], act));
         }
     }
+    let class = hf_class(config)?;
     for (field, expected) in &descriptor.convert.expect {
-        let Some(value) = config.at(field) else { continue };
+        let (of_class, field) = field.split_once(": ").unwrap_or((&class, field));
+        let Some(value) = config.at(field).filter(|_| of_class == class) else { continue };
         if !expected.iter().any(|known| is_same(known, value)) {
             let known: Vec<String> = expected.iter().map(|v| v.to_string()).collect();
             let known = if known.is_empty() { "nothing".into() } else { known.join(" or ") };
             return Err(config.fail(field, known, shown(value)));
         }
     }
-    let window = config.at("sliding_window").filter(|_| descriptor.parts.window == Window::None);
-    if let (Some(n), true) = (window, config.bool("use_sliding_window")? != Some(false)) {
-        log::warn!("sliding_window {n} is not converted: the engine attends to all positions");
+    check_window(config, descriptor)
+}
+
+/// Refuses layers that see a window of the text, where the engine's see all of it.
+fn check_window(config: &Json, descriptor: &Descriptor) -> Result<()> {
+    const FIELD: &str = "sliding_window";
+    let is_plain = descriptor.parts.window == Window::None;
+    let unused = config.bool("use_sliding_window")? == Some(false);
+    let Some(window) = config.count(FIELD)?.filter(|_| is_plain && !unused) else {
+        return Ok(());
+    };
+    let context = config.count("max_position_embeddings")?.unwrap_or(u64::MAX);
+    let kinds = config.elements("layer_types")?;
+    let slides = |kind: &Value| kind.as_str() == Some("sliding_attention");
+    let layer = kinds.iter().position(slides);
+    if window < context && (kinds.is_empty() || layer.is_some()) {
+        let expected = format!("null, or {context} at least, so that layers see the whole text");
+        let of_layer = layer.map_or(String::new(), |layer| format!(" in layer {layer}"));
+        return Err(config.fail(FIELD, expected, format!("{window}{of_layer}")));
     }
     Ok(())
+}
+
+/// Which layers see a part of the text only, where a config lists others than the period of its
+/// architecture does; none where the list is that.
+fn window_pattern(config: &Json, descriptor: &Descriptor) -> Result<Option<Vec<bool>>> {
+    const FIELD: &str = "layer_types";
+    let parts = &descriptor.parts;
+    let kinds = config.elements(FIELD)?;
+    if parts.window != Window::Pattern || parts.window_period == 0 || kinds.is_empty() {
+        return Ok(None);
+    }
+    let n = config.require_count("num_hidden_layers")? as usize;
+    if kinds.len() < n {
+        return Err(config.fail(FIELD, format!("{n} layers"), format!("{}", kinds.len())));
+    }
+    let slides = |(layer, kind): (usize, &Value)| match kind.as_str() {
+        Some("sliding_attention" | "chunked_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => {
+            let expected = "sliding_attention or full_attention";
+            Err(config.fail(&format!("{FIELD}.{layer}"), expected, shown(kind)))
+        }
+    };
+    let listed: Vec<bool> =
+        kinds.iter().take(n).enumerate().map(slides).collect::<Result<_>>()?;
+    let full = if parts.window_full_first { 0 } else { parts.window_period - 1 };
+    let usual = (0..n).map(|layer| layer % parts.window_period != full);
+    Ok((!usual.eq(listed.iter().copied())).then_some(listed))
 }
 
 fn is_same(known: &toml::Value, value: &Value) -> bool {
@@ -292,7 +365,7 @@ pub struct Sizes {
 }
 
 /// No model is near these; a config that says more is broken, and memory is spent by them.
-const MAX_LAYERS: u64 = 10_000;
+pub const MAX_LAYERS: u64 = 10_000;
 const MAX_EXPERTS: u64 = 65_536;
 const MAX_SIZE: u64 = 1 << 24;
 
@@ -352,11 +425,17 @@ impl Sizes {
         Cow::Owned(own)
     }
 
-    /// That a token uses at least one expert, and no more than there are.
+    /// That a token uses at least one expert, and no more than there are, of at least one group.
     pub fn check_experts_used(&self, config: &Json, descriptor: &Descriptor) -> Result<()> {
         let mut rows = descriptor.convert.metadata();
         let row = rows.find(|(key, _)| *key == "expert_used_count");
         let given = row.map(|(_, row)| first_count(config, &row.from)).transpose()?.flatten();
+        let mut rows = descriptor.convert.metadata();
+        let groups = rows.find(|(key, _)| *key == "expert_group_used_count");
+        let groups = groups.map(|(_, row)| first_count(config, &row.from)).transpose()?.flatten();
+        if let Some((field, 0)) = groups {
+            return Err(config.fail(field, "1 group at least", "0"));
+        }
         match given {
             Some((field, n)) if self.experts > 0 && !(1..=self.experts).contains(&n) => {
                 let expected = format!("1 to {}, the number of experts", self.experts);

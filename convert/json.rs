@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
@@ -26,11 +26,31 @@ impl Json {
         }
         let bytes = fs::read(&path).map_err(|e| Error::io(&path, e))?;
         let value: Value = serde_json::from_slice(&bytes)
+            .or_else(|e| serde_json::from_slice(&with_floats(&bytes)).map_err(|_| e))
             .map_err(|e| Error::format(&path, "content", "JSON", e.to_string()))?;
         if !value.is_object() {
             return Err(Error::format(path, "content", "an object", shown(&value)));
         }
         Ok(Json { path, value })
+    }
+
+    /// Moves the part of the file that is about text out of it: all, or a nested `text_config`.
+    pub fn take_text(&mut self) -> Map<String, Value> {
+        match self.text_mut() {
+            Value::Object(text) => std::mem::take(text),
+            _ => Map::new(),
+        }
+    }
+
+    pub fn put_text(&mut self, text: Map<String, Value>) {
+        *self.text_mut() = text.into();
+    }
+
+    fn text_mut(&mut self) -> &mut Value {
+        match self.value.get("text_config").is_some_and(Value::is_object) {
+            true => &mut self.value["text_config"],
+            false => &mut self.value,
+        }
     }
 
     /// `None` where there is no such file.
@@ -100,6 +120,13 @@ impl Json {
         self.typed(field, "true or false", Value::as_bool)
     }
 
+    /// Whether a flag is set, in the text's part or around it.
+    pub fn any_bool(&self, field: &str) -> bool {
+        let text = self.value.get("text_config");
+        let said = |value: &Value| value.get(field).and_then(Value::as_bool) == Some(true);
+        said(&self.value) || text.is_some_and(said)
+    }
+
     pub fn str(&self, field: &str) -> Result<Option<&str>> {
         self.typed(field, "a string", Value::as_str)
     }
@@ -119,6 +146,32 @@ impl Json {
     pub fn fields(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.value.as_object().into_iter().flatten().map(|(k, v)| (k.as_str(), v))
     }
+}
+
+/// JSON with numbers that Python writes and JSON lacks, as transformers 5 writes them: an object.
+fn with_floats(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let (mut rest, mut in_text) = (bytes, false);
+    while let Some((&byte, after)) = rest.split_first() {
+        let float = ["Infinity", "-Infinity", "NaN"].into_iter();
+        let float = float.filter(|_| !in_text).find(|name| rest.starts_with(name.as_bytes()));
+        if let Some(name) = float {
+            out.extend(format!("{{\"__float__\":\"{name}\"}}").into_bytes());
+            rest = &rest[name.len()..];
+            continue;
+        }
+        out.push(byte);
+        rest = after;
+        match (byte, in_text) {
+            (b'"', _) => in_text = !in_text,
+            (b'\\', true) => {
+                out.extend(rest.first());
+                rest = rest.get(1..).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    out
 }
 
 /// A field of an object, or an element of a list by its number.

@@ -9,12 +9,14 @@
 mod base64;
 mod bpe;
 mod checkpoint;
+mod config;
 mod encoding;
 mod expr;
 mod hparams;
 mod imatrix;
 mod json;
 mod layout;
+mod left_out;
 mod metaspace;
 mod mix;
 mod names;
@@ -46,9 +48,10 @@ pub use synth::{
 
 use std::path::{Path, PathBuf};
 
-use crate::Result;
 use crate::gguf::{OwnedValue, TensorType, Writer};
+use crate::model::Bound;
 use crate::model::descriptor::Descriptor;
+use crate::{Error, Result};
 
 use checkpoint::Checkpoint;
 use hparams::Sizes;
@@ -90,6 +93,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let config = Json::open(folder.join("config.json"))?;
     let (class, text_model) = (hparams::hf_class(&config)?, hparams::text_model(&config));
     let descriptor = Descriptor::for_hf_class(&class, text_model, config.path())?;
+    let config = config::standard(config, &descriptor, &class)?;
     encoding::join_pairs(&mut checkpoint, &config)?;
     let checkpoint = checkpoint;
     let mut keys = hparams::keys(&config, &descriptor)?;
@@ -135,18 +139,45 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     };
     let targets: Vec<Target> = tensors.iter().map(target).collect();
 
-    let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
-    write_general(&mut writer, &descriptor.architecture, &model_name(options))?;
-    writer.set("general.size_label", size_label(&tensors, sizes.experts))?;
-    for (key, value) in keys.into_iter().chain(scaling.keys) {
-        writer.set(&key, value)?;
+    let set_all = |writer: &mut Writer| -> Result<()> {
+        write_general(writer, &descriptor.architecture, &model_name(options))?;
+        writer.set("general.size_label", size_label(&tensors, sizes.experts))?;
+        for (key, value) in keys.iter().chain(&scaling.keys) {
+            writer.set(key, value.clone())?;
+        }
+        let has_mxfp4 = targets.iter().any(|t| t.ty == TensorType::MXFP4);
+        write_file_type(writer, if has_mxfp4 { MOSTLY_MXFP4_MOE } else { mix.file_type() })?;
+        write_sampling(writer, folder)?;
+        tokenizer.write(writer)
+    };
+    // Whatever a reader would refuse is refused before any weights are written.
+    let mut header = Writer::of_header(&options.output, options.layout.alignment(None))?;
+    set_all(&mut header)?;
+    let header = layout::without_data(header, options.layout, &targets)?;
+    if options.pre.is_none() {
+        crate::tokenizer::Tokenizer::from_gguf(&header)?;
     }
-    let has_mxfp4 = targets.iter().any(|t| t.ty == TensorType::MXFP4);
-    write_file_type(&mut writer, if has_mxfp4 { MOSTLY_MXFP4_MOE } else { mix.file_type() })?;
-    write_sampling(&mut writer, folder)?;
-    tokenizer.write(&mut writer)?;
+    Bound::new(header).map_err(|e| of_config(e, &config, &descriptor))?;
+
+    let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
+    set_all(&mut writer)?;
     let job = |i: usize| rows::job(&checkpoint, &tensors[i], targets[i].ty);
     layout::write(writer, options.layout, &targets, "converting", job)
+}
+
+/// A reader's complaint about a key, as one about the fields of the config that the key comes from.
+fn of_config(error: Error, config: &Json, descriptor: &Descriptor) -> Error {
+    let Error::Format { field, expected, got, .. } = &error else { return error };
+    let prefix = descriptor.key("");
+    let Some(key) = field.strip_prefix(&prefix) else { return error };
+    let rows = descriptor.convert.metadata().filter(|(name, _)| *name == key);
+    let fields = rows.flat_map(|(_, row)| &row.from).map(String::as_str);
+    let fields: Vec<&str> = fields.filter(|text| expr::lone_name(text).is_some()).collect();
+    let field = match fields.iter().find(|name| config.at(name).is_some()).or(fields.first()) {
+        Some(name) => format!("{name} (in files {field})"),
+        None => field.clone(),
+    };
+    config.fail(&field, expected.clone(), got.clone())
 }
 
 /// Tells of layers that predict further tokens: blocks of the file count them.

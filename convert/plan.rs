@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use serde_json::Value;
+
 use super::checkpoint::{Checkpoint, HfTensor};
 use super::encoding::{Encoding, MX_BLOCK};
 use super::hparams::{Sizes, first_count};
@@ -16,7 +18,7 @@ use crate::model::descriptor::{Descriptor, Kind, TensorRow};
 use crate::{Error, Result};
 
 /// One tensor of the output.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Planned {
     pub name: String,
     /// In GGUF's order: row length first.
@@ -24,7 +26,7 @@ pub struct Planned {
     pub source: Source,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Source {
     /// One behind the other.
     Pieces(Vec<Piece>),
@@ -33,7 +35,7 @@ pub enum Source {
 }
 
 /// Elements of one checkpoint tensor in the output's order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Piece {
     pub tensor: HfTensor,
     pub walk: Walk,
@@ -59,6 +61,17 @@ impl Planned {
                 .filter_map(|p| Some(p.tensor.encoding.as_ref()?.float_type()))
                 .collect(),
             Source::Values(_) => vec![TensorType::F32],
+        }
+    }
+
+    /// The checkpoint's tensor, if it is made of one.
+    fn only_tensor(&self) -> Option<&HfTensor> {
+        match &self.source {
+            Source::Pieces(pieces) => match &pieces[..] {
+                [piece] => Some(&piece.tensor),
+                _ => None,
+            },
+            Source::Values(_) => None,
         }
     }
 
@@ -123,7 +136,7 @@ impl Planner<'_> {
     /// All tensors in the order of the file: the embedding, what was `computed`, layer by layer,
     /// the output.
     pub fn plan(&self, computed: Vec<Planned>) -> Result<Vec<Planned>> {
-        let rows = self.descriptor.tensor_rows();
+        let rows = self.rows()?;
         let kinds = self.kinds(&rows);
         let mut groups = self.groups(&rows, &kinds)?;
         let wanted = self.wanted(&rows)?;
@@ -142,6 +155,45 @@ impl Planner<'_> {
             self.take(&mut groups, name, wanted, &mut planned)?;
         }
         Ok(planned)
+    }
+
+    /// The descriptor's rows for this checkpoint: experts that lie in one tensor are transposed in
+    /// some, which a shape tells, or the version that wrote the checkpoint.
+    fn rows(&self) -> Result<Vec<TensorRow>> {
+        let mut rows = self.descriptor.tensor_rows();
+        let mut seen = [false; 2];
+        let mut some = None;
+        for tensor in self.checkpoint.tensors().filter(|t| t.name.contains(".experts.")) {
+            let name = self.plain_name(&tensor.name);
+            let mut fits = [false; 2];
+            for row in rows.iter().filter(|row| matched(&row.hf, &name).is_some()) {
+                let Some(transposed) = row.transposed else { continue };
+                let shape = self.sizes.list(self.config, &row.shape)?;
+                fits[usize::from(transposed)] |= shape.as_ref() == Some(&tensor.shape);
+                some = Some(tensor);
+            }
+            match fits {
+                [true, false] => seen[0] = true,
+                [false, true] => seen[1] = true,
+                _ => {}
+            }
+        }
+        let transposed = match (seen, some) {
+            ([false, true], _) => true,
+            ([false, false], Some(tensor)) if self.descriptor.convert.transposed_before > 0 => {
+                let version = self.config.at_top("transformers_version").and_then(Value::as_str);
+                let major = version.and_then(|v| v.split('.').next()?.parse::<u64>().ok());
+                let major = major.ok_or_else(|| {
+                    let expected = "a version, as the shape does not tell whether it is transposed";
+                    let got = format!("{:?}, and no transformers_version", tensor.shape);
+                    self.fail(tensor, "shape", expected.into(), got)
+                })?;
+                major < self.descriptor.convert.transposed_before
+            }
+            _ => false,
+        };
+        rows.retain(|row| row.transposed.is_none_or(|of| of == transposed));
+        Ok(rows)
     }
 
     fn take_layer(
@@ -194,8 +246,18 @@ impl Planner<'_> {
         last.map_or(0, |last| (last + 1).saturating_sub(self.sizes.n_layers))
     }
 
-    fn tied(&self) -> Result<bool> {
-        Ok(self.config.bool("tie_word_embeddings")?.unwrap_or(self.descriptor.convert.tied))
+    /// Whether the output is the embedding: the checkpoint has none of its own, or one that says
+    /// the same. Of a config that says so and a checkpoint that does not, transformers takes the
+    /// checkpoint's word.
+    fn is_tied(&self, output: &Group<'_>, embedding: Option<&HfTensor>) -> Result<bool> {
+        if !self.config.any_bool("tie_word_embeddings") && !self.descriptor.convert.tied {
+            return Ok(false);
+        }
+        let (Some(embedding), [(_, own)]) = (embedding, &output.values().collect::<Vec<_>>()[..])
+        else {
+            return Ok(false);
+        };
+        self.checkpoint.is_same(embedding, own)
     }
 
     /// The layers that `{layer}` of a row counts.
@@ -285,7 +347,17 @@ impl Planner<'_> {
         let mut prefixes = self.descriptor.convert.prefixes.iter().rev();
         let found = prefixes.find_map(|(from, to)| Some((to, name.strip_prefix(from.as_str())?)));
         let name = found.map_or_else(|| name.to_owned(), |(to, rest)| format!("{to}{rest}"));
-        self.extra_name(&name).unwrap_or(name)
+        let name = self.extra_name(&name).unwrap_or(name);
+        self.renamed(&name).unwrap_or(name)
+    }
+
+    /// The older name of a tensor of a layer.
+    fn renamed(&self, name: &str) -> Option<String> {
+        const LAYERS: &str = "model.layers.";
+        let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
+        let mut table = self.descriptor.convert.renamed.iter();
+        let (to, rest) = table.find_map(|(from, to)| Some((to, rest.strip_prefix(from.as_str())?)))?;
+        Some(format!("{LAYERS}{layer}.{to}{rest}"))
     }
 
     /// The name as that of a numbered layer's tensor, if it is one of a layer behind the last.
@@ -319,8 +391,8 @@ impl Planner<'_> {
         Ok(rows.iter().any(|row| beyond(row) == Some(true)))
     }
 
-    /// Moves a tensor from the groups to the plan. A tied `output` is left out even if the
-    /// checkpoint repeats it.
+    /// Moves a tensor from the groups to the plan. A tied `output` is left out, or the embedding
+    /// again in files of an architecture that must have one.
     fn take(
         &self,
         groups: &mut Groups<'_>,
@@ -329,11 +401,29 @@ impl Planner<'_> {
         planned: &mut Vec<Planned>,
     ) -> Result<()> {
         let output = self.descriptor.tensor_name("output", 0);
-        let is_tied = output.is_some_and(|(output, _)| output == name) && self.tied()?;
+        let output = output.filter(|(output, _)| output == name);
+        let embedding = planned.iter().find(|t| t.name.starts_with("token_embd.weight"));
         match groups.remove(name) {
-            _ if is_tied => Ok(()),
             Some(group) => {
-                planned.push(self.planned(name, &group)?);
+                let embedding = embedding.and_then(Planned::only_tensor);
+                if output.is_none() || !self.is_tied(&group, embedding)? {
+                    planned.push(self.planned(name, &group)?);
+                }
+                Ok(())
+            }
+            None if output.is_some() && embedding.is_some() => {
+                if let Some((_, false)) = output {
+                    let embedding = embedding.expect("it is there");
+                    planned.push(Planned { name: name.into(), ..embedding.clone() });
+                }
+                Ok(())
+            }
+            None if let Some((row, _)) = wanted.iter().find(|(row, _)| row.zeros) => {
+                if let Some(mut dims) = self.sizes.list(self.config, &row.shape)? {
+                    dims.reverse();
+                    let values = vec![0.0; dims.iter().product::<u64>() as usize];
+                    planned.push(Planned { name: name.into(), dims, source: Source::Values(values) });
+                }
                 Ok(())
             }
             None if wanted.iter().any(|(_, expected)| *expected) => Err(self.missing(name, wanted)),
@@ -372,7 +462,7 @@ impl Planner<'_> {
         let sizes = self.sizes.of_layer(layer.unwrap_or(0));
         let shape = sizes.list(self.config, &row.shape)?;
         let Some(shape) = shape.filter(|_| self.is_known(row).unwrap_or(false)) else {
-            let expected = "no such tensor, by the sizes in the config".into();
+            let expected = format!("no such tensor, as {} is 0 or absent", self.absent(row));
             return Err(self.fail(tensor, "name", expected, "one"));
         };
         if tensor.shape != shape {
@@ -397,6 +487,18 @@ impl Planner<'_> {
         let piece = Piece { tensor: tensor.clone(), walk, len: steps.view.len(), maps: steps.maps };
         let shape = steps.view.shape();
         Ok((if shape.is_empty() { vec![1] } else { shape }, piece))
+    }
+
+    /// The config's fields without which a row has no shape.
+    fn absent(&self, row: &TensorRow) -> String {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let names = row.shape.split(|c| !is_part(c)).filter(|name| !name.is_empty());
+        let absent = names.filter(|name| {
+            self.descriptor.convert.sizes.contains_key(*name) && self.sizes.get(name).is_none()
+        });
+        let fields: BTreeSet<String> =
+            absent.map(|name| self.descriptor.convert.sizes[name].join(" or ")).collect();
+        fields.into_iter().collect::<Vec<_>>().join(" or ")
     }
 
     fn check_experts(&self, name: &str, group: &Group<'_>) -> Result<()> {

@@ -6,9 +6,9 @@ use serde_json::Value;
 use super::hparams::Sizes;
 use super::json::{Json, shown};
 use super::plan::{Planned, Source};
-use crate::Result;
 use crate::gguf::OwnedValue;
-use crate::model::descriptor::Descriptor;
+use crate::model::descriptor::{Descriptor, Mixer};
+use crate::{Error, Result};
 
 /// The parts of a GGUF file that express a checkpoint's scaling.
 #[derive(Debug, Default)]
@@ -21,28 +21,22 @@ pub struct RopeScaling {
 
 const KNOWN: &str = "default, linear, yarn, llama3, longrope or proportional";
 
-/// Reads the scaling of a model.
+/// Reads the scaling of a model. The config is one of `config::standard`.
 pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<RopeScaling> {
     // Layers that see everything may have a group of their own.
-    let groups = ["rope_parameters.full_attention", "rope_parameters", "rope_scaling"];
+    let groups = ["rope_parameters.full_attention", "rope_scaling", "rope_parameters"];
     let group = groups.into_iter().find(|f| config.at(f).is_some());
     let Some(group) = group else { return Ok(RopeScaling::default()) };
     let fields = Fields { config, descriptor, group };
     let head_dim = sizes.get("head_dim").unwrap_or(0);
-    let kind = match fields.str("rope_type")? {
-        Some(kind) => kind,
-        None => fields.str("type")?.unwrap_or("default"),
-    };
-    match kind {
-        "default" => Ok(RopeScaling::default()),
+    let no_tensors = |keys| Ok(RopeScaling { keys, tensors: Vec::new() });
+    match fields.str("rope_type")?.unwrap_or("default") {
+        "default" => no_tensors(Vec::new()),
         "linear" => {
-            let keys = vec![
-                fields.key("type", "linear"),
-                fields.key("factor", fields.require_f32("factor")?),
-            ];
-            Ok(RopeScaling { keys, tensors: Vec::new() })
+            let factor = fields.require_positive("factor")?;
+            no_tensors(vec![fields.key("type", "linear"), fields.key("factor", factor)])
         }
-        "yarn" => Ok(RopeScaling { keys: yarn(&fields)?, tensors: Vec::new() }),
+        "yarn" => no_tensors(yarn(&fields)?),
         "llama3" => {
             // Where a part of a head turns, in files the factors are as many as for a whole one.
             let turning = sizes.get("turning").unwrap_or(head_dim);
@@ -76,25 +70,32 @@ impl<'a> Fields<'a> {
         self.config.str(&self.name(field))
     }
 
-    fn f32(&self, field: &str) -> Result<Option<f32>> {
-        Ok(self.config.number(&self.name(field))?.map(|x| x as f32))
+    fn number(&self, field: &str) -> Result<Option<f64>> {
+        self.config.number(&self.name(field))
     }
 
-    fn require_f32(&self, field: &str) -> Result<f32> {
-        Ok(self.config.require_number(&self.name(field))? as f32)
+    fn require_positive(&self, field: &str) -> Result<f32> {
+        let x = self.config.require_number(&self.name(field))? as f32;
+        let fail = || self.config.fail(&self.name(field), "a number above 0", x.to_string());
+        (x.is_finite() && x > 0.0).then_some(x).ok_or_else(fail)
     }
 
     fn key(&self, rest: &str, value: impl Into<OwnedValue>) -> (String, OwnedValue) {
         (self.descriptor.key(&format!("rope.scaling.{rest}")), value.into())
     }
 
-    /// The context that the model was trained on before it was stretched; transformers takes the
-    /// model's own where the config does not say.
+    /// The context that the model was trained on before it was stretched.
     fn original_context(&self) -> Result<u64> {
-        const FIELD: &str = "original_max_position_embeddings";
-        let fields = [self.name(FIELD), FIELD.into(), "max_position_embeddings".into()];
-        let (field, _) = self.config.first(&fields).unwrap_or((FIELD, &Value::Null));
-        self.config.require_count(field)
+        self.config.require_count(&self.name("original_max_position_embeddings"))
+    }
+
+    /// How many times longer the stretched context is: `factor`, or what the contexts tell.
+    fn stretch(&self) -> Result<f64> {
+        if let Some(factor) = self.number("factor")? {
+            return Ok(factor);
+        }
+        let context = self.config.require_count("max_position_embeddings")?;
+        Ok(context as f64 / self.original_context()? as f64)
     }
 
     /// A tensor of factors, if the architecture has its role.
@@ -108,30 +109,52 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// YaRN (arXiv 2309.00071). The rotation's magnitude is the model's `attention_factor`, or follows
+/// from `mscale` and `mscale_all_dim` where both are there, else from the factor; keys have what it
+/// is of the magnitude that readers take without them.
 fn yarn(fields: &Fields<'_>) -> Result<Vec<(String, OwnedValue)>> {
+    let parts = &fields.descriptor.parts;
+    // The range of blended pairs is rounded unless the model's own group says otherwise.
+    let rounds = fields.config.bool("rope_parameters.truncate")?;
+    let rounds = rounds.or(fields.config.bool("rope_scaling.truncate")?).unwrap_or(true);
+    if rounds != parts.yarn_rounds {
+        let got = rounds.to_string();
+        return Err(fields.config.fail(
+            &fields.name("truncate"),
+            format!("{}, which files of {} imply", parts.yarn_rounds, fields.descriptor.architecture),
+            got,
+        ));
+    }
+    let factor = fields.stretch()?;
     let mut keys: Vec<(String, OwnedValue)> = vec![
         fields.key("type", "yarn"),
-        fields.key("factor", fields.require_f32("factor")?),
+        fields.key("factor", factor as f32),
         fields.key("original_context_length", fields.original_context()? as u32),
     ];
-    let optional = [
-        ("extrapolation_factor", "yarn_ext_factor"),
-        ("attention_factor", "yarn_attn_factor"),
-        ("beta_fast", "yarn_beta_fast"),
-        ("beta_slow", "yarn_beta_slow"),
-    ];
-    for (field, key) in optional {
-        if let Some(x) = fields.f32(field)? {
-            keys.push(fields.key(key, x));
+    if let Some(x) = fields.number("extrapolation_factor")? {
+        keys.push(fields.key("yarn_ext_factor", x as f32));
+    }
+    for (field, key) in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")] {
+        if let Some(x) = fields.number(field)?.filter(|x| *x != 0.0) {
+            keys.push(fields.key(key, x as f32));
         }
     }
-    // The same factor on the rotation's magnitude and, squared, on the scores' scale: no key
-    // carries two.
-    let (magnitude, all) = (fields.f32("mscale")?, fields.f32("mscale_all_dim")?);
-    if magnitude.is_some_and(|m| m != 0.0) && magnitude != all {
-        let expected = format!("mscale_all_dim, {}", all.unwrap_or(0.0));
-        let got = magnitude.unwrap_or(0.0).to_string();
-        return Err(fields.config.fail(&fields.name("mscale"), expected, got));
+    let scale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+    let given = |field: &str| Ok::<_, Error>(fields.number(field)?.filter(|x| *x != 0.0));
+    let (one, all) = (given("mscale")?, given("mscale_all_dim")?);
+    let magnitude = match (fields.number("attention_factor")?, one, all) {
+        (Some(magnitude), ..) => magnitude,
+        (None, Some(one), Some(all)) => scale(one) / scale(all),
+        _ => scale(1.0),
+    };
+    let mut plain = scale(1.0);
+    if parts.mixer == Mixer::Latent {
+        // Latent attention scales its scores by it, and readers then leave the magnitude at 1.
+        keys.push(fields.key("yarn_log_multiplier", (0.1 * all.unwrap_or(0.0)) as f32));
+        plain = if all.is_some() { 1.0 } else { plain };
+    }
+    if (magnitude / plain) as f32 != 1.0 {
+        keys.push(fields.key("attn_factor", (magnitude / plain) as f32));
     }
     Ok(keys)
 }
@@ -154,14 +177,11 @@ fn longrope(fields: &Fields<'_>, head_dim: u64) -> Result<RopeScaling> {
         })?;
         tensors.push(fields.tensor(role, values)?);
     }
-    let (original, context) = (
-        fields.original_context()? as f64,
-        config.require_count("max_position_embeddings")? as f64,
-    );
-    let stretch = context / original;
-    let magnitude = match stretch > 1.0 {
-        true => (1.0 + stretch.ln() / original.ln()).sqrt(),
-        false => 1.0,
+    let (original, stretch) = (fields.original_context()? as f64, fields.stretch()?);
+    let magnitude = match fields.number("attention_factor")? {
+        Some(magnitude) => magnitude,
+        None if stretch > 1.0 => (1.0 + stretch.ln() / original.ln()).sqrt(),
+        None => 1.0,
     };
     let mut keys = vec![
         fields.key("original_context_length", original as u32),
@@ -169,8 +189,8 @@ fn longrope(fields: &Fields<'_>, head_dim: u64) -> Result<RopeScaling> {
     ];
     // Where a model has its own magnitudes, they replace that formula.
     for field in ["long_mscale", "short_mscale"] {
-        if let Some(x) = fields.f32(field)? {
-            keys.push(fields.key(field, x));
+        if let Some(x) = fields.number(field)? {
+            keys.push(fields.key(field, x as f32));
         }
     }
     Ok(RopeScaling { keys, tensors })
@@ -180,27 +200,22 @@ fn longrope(fields: &Fields<'_>, head_dim: u64) -> Result<RopeScaling> {
 fn proportional(fields: &Fields<'_>, head_dim: u64) -> Result<Vec<f32>> {
     /// A divisor that leaves no angle in any context.
     const STILL: f32 = 1e30;
-    let part = fields.require_f32("partial_rotary_factor")?;
-    let n_turning = (part * head_dim as f32 / 2.0) as u64;
-    Ok((0..head_dim / 2).map(|i| if i < n_turning { 1.0 } else { STILL }).collect())
+    let part = fields.number("partial_rotary_factor")?.unwrap_or(1.0);
+    let factor = fields.number("factor")?.unwrap_or(1.0) as f32;
+    let n_turning = (part * head_dim as f64 / 2.0) as u64;
+    Ok((0..head_dim / 2).map(|i| if i < n_turning { factor } else { STILL }).collect())
 }
 
 /// Llama 3.1: short wavelengths keep their frequency, long ones are slowed by `factor`, and those
 /// between go smoothly from one to the other. In f32 throughout, as transformers computes it.
 fn llama3(fields: &Fields<'_>, head_dim: u64) -> Result<Vec<f32>> {
     let config = fields.config;
-    let theta_fields =
-        [fields.name("rope_theta"), "rope_theta.0".to_owned(), "rope_theta".to_owned()];
+    let theta_fields = [fields.name("rope_theta"), "rope_theta.0".to_owned()];
     let theta = config.first(&theta_fields).and_then(|(_, v)| Value::as_f64(v)).unwrap_or(1e4);
-    let factor = fields.require_f32("factor")?;
-    let low = fields.require_f32("low_freq_factor")?;
-    let high = fields.require_f32("high_freq_factor")?;
-    let context = fields.require_f32("original_max_position_embeddings")?;
-    for (name, x) in [("factor", factor), ("low_freq_factor", low), ("high_freq_factor", high)] {
-        if !(x.is_finite() && x > 0.0) {
-            return Err(config.fail(&fields.name(name), "a number above 0", x.to_string()));
-        }
-    }
+    let factor = fields.require_positive("factor")?;
+    let low = fields.require_positive("low_freq_factor")?;
+    let high = fields.require_positive("high_freq_factor")?;
+    let context = fields.require_positive("original_max_position_embeddings")?;
     if high <= low {
         let expected = format!("more than low_freq_factor ({low})");
         return Err(config.fail(&fields.name("high_freq_factor"), expected, high.to_string()));

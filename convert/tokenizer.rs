@@ -10,10 +10,10 @@ use super::bpe::{self, token_id};
 use super::json::{Json, shown};
 use super::spm::{self, Order};
 use super::vocab::{AddedToken, Vocab};
-use super::{metaspace, tiktoken};
+use super::{left_out, metaspace, tiktoken};
 use crate::gguf::Writer;
 use crate::model::descriptor::{Vocabulary, VocabularyModel};
-use crate::tokenizer::{ends_by_name, is_language};
+use crate::tokenizer::{ends_by_name, is_doubtful, is_language};
 use crate::{Error, Result};
 
 const FAST: &str = "tokenizer.json";
@@ -38,6 +38,8 @@ pub struct Tokenizer {
     vocab: Vocab,
     /// (key, id)
     ids: Vec<(&'static str, u32)>,
+    /// All ends of a generation, where the ids above and the tokens' names do not tell them.
+    ends: Vec<u32>,
     /// (key, value)
     adds: Vec<(&'static str, bool)>,
     /// The language of texts to translate unless the user says otherwise.
@@ -77,25 +79,36 @@ impl Tokenizer {
         vocab.fit(asked.n_rows, folder)?;
         let visible = asked.vocabulary.map_or(&[][..], |own| &own.visible);
         visible.iter().for_each(|token| vocab.show(token));
-        let ids = files.special_ids(&vocab)?;
+        let (ids, ends) = files.special_ids(&vocab)?;
         let source_language = files.source_language(&vocab)?;
         let adds = files.adds(&vocab, &ids, source_language.is_some())?;
         let templates = files.templates()?;
-        Ok(Tokenizer { vocab, ids, adds, source_language, templates })
+        if let (Some(tokenizer), None) = (&files.tokenizer, source_language) {
+            let keys = ["tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"];
+            let token = |key: &str| {
+                let id = ids.iter().find(|(k, _)| *k == key).map(|(_, id)| *id as usize);
+                id.map(|id| vocab.tokens[id].as_str())
+            };
+            left_out::check(tokenizer, keys.map(token), &files.added_tokens()?)?;
+        }
+        Ok(Tokenizer { vocab, ids, ends, adds, source_language, templates })
     }
 
-    pub fn write(self, writer: &mut Writer) -> Result<()> {
+    pub fn write(&self, writer: &mut Writer) -> Result<()> {
         self.vocab.write(writer)?;
-        for (key, id) in self.ids {
-            writer.set(key, id)?;
+        for (key, id) in &self.ids {
+            writer.set(key, *id)?;
         }
-        for (key, value) in self.adds {
-            writer.set(key, value)?;
+        if !self.ends.is_empty() {
+            writer.set("tokenizer.ggml.eog_token_ids", self.ends.clone())?;
+        }
+        for (key, value) in &self.adds {
+            writer.set(key, *value)?;
         }
         if let Some(id) = self.source_language {
             writer.set("tokenizer.ggml.source_language_token_id", id)?;
         }
-        write_templates(writer, self.templates)
+        write_templates(writer, &self.templates)
     }
 }
 
@@ -193,7 +206,8 @@ impl Files<'_> {
 
     /// The ids of the special tokens that a GGUF file names. tokenizer_config.json says them by
     /// text; config.json and generation_config.json by number, and know less of chats.
-    fn special_ids(&self, vocab: &Vocab) -> Result<Vec<(&'static str, u32)>> {
+    /// Also all ends of a generation, where a reader would not know them otherwise.
+    fn special_ids(&self, vocab: &Vocab) -> Result<(Vec<(&'static str, u32)>, Vec<u32>)> {
         const KINDS: [(&str, &str); 7] = [
             ("bos", "tokenizer.ggml.bos_token_id"),
             ("eos", "tokenizer.ggml.eos_token_id"),
@@ -209,20 +223,41 @@ impl Files<'_> {
                 ids.push((key, id));
             }
         }
+        let eos = ids.iter().find(|(key, _)| *key == KINDS[1].1).map(|(_, id)| *id);
+        let ends = self.ends(vocab, eos)?;
+        let name = |id: u32| vocab.tokens[id as usize].as_str();
+        let others = || ends.iter().copied().filter(|id| Some(*id) != eos);
+        let unknown = || others().filter(|id| !ends_by_name(name(*id)));
         let named = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
-        ids.extend(named.into_iter().zip(self.further_ends(vocab)));
-        Ok(ids)
+        ids.extend(named.into_iter().zip(unknown()));
+        // Two names end a generation in some vocabularies only.
+        let told = unknown().nth(2).is_none() && !others().any(|id| is_doubtful(name(id)));
+        Ok((ids, if told { Vec::new() } else { ends }))
     }
 
-    /// Ends of a generation beside the text's that no reader would know by their names.
-    fn further_ends(&self, vocab: &Vocab) -> Vec<u32> {
+    /// Every id that ends a generation by config.json, generation_config.json or the tokenizer's
+    /// own `eos`: in order, each once.
+    fn ends(&self, vocab: &Vocab, eos: Option<u32>) -> Result<Vec<u32>> {
+        const FIELD: &str = "eos_token_id";
+        let mut ends: Vec<u32> = eos.into_iter().collect();
         let files = [self.generation.as_ref(), Some(self.config)].into_iter().flatten();
-        let Some(Value::Array(several)) = files.filter_map(|f| f.at("eos_token_id")).next() else {
-            return Vec::new();
-        };
-        let ids = several.iter().skip(1).filter_map(token_id);
-        let unknown = |id: &usize| vocab.tokens.get(*id).is_some_and(|name| !ends_by_name(name));
-        ids.filter(unknown).map(|id| id as u32).collect()
+        for file in files {
+            let ids = match file.at(FIELD) {
+                None => continue,
+                Some(Value::Array(ids)) => ids.as_slice(),
+                Some(id) => std::slice::from_ref(id),
+            };
+            for value in ids.iter().filter(|v| v.as_i64() != Some(-1)) {
+                let n = vocab.tokens.len();
+                let id = token_id(value).filter(|id| *id < n).ok_or_else(|| {
+                    file.fail(FIELD, format!("token ids below {n}"), shown(value))
+                })?;
+                if !ends.contains(&(id as u32)) {
+                    ends.push(id as u32);
+                }
+            }
+        }
+        Ok(ends)
     }
 
     fn special_id(&self, vocab: &Vocab, kind: &str) -> Result<Option<u32>> {
@@ -358,7 +393,8 @@ fn added_token(file: &Json, field: &str, id: Option<usize>, token: &Value) -> Re
     };
     let flag = |name: &str| token.get(name).and_then(Value::as_bool).unwrap_or(false);
     let (special, lstrip, rstrip) = (flag("special"), flag("lstrip"), flag("rstrip"));
-    Ok(AddedToken { special, lstrip, rstrip, ..AddedToken::plain(id, content) })
+    let single_word = flag("single_word");
+    Ok(AddedToken { special, lstrip, rstrip, single_word, ..AddedToken::plain(id, content) })
 }
 
 /// "text" or {"content": "text", …}
@@ -389,15 +425,15 @@ fn templates_of(file: &Json) -> Result<Vec<Template>> {
 }
 
 /// Named templates get a key each and a list of their names.
-fn write_templates(writer: &mut Writer, templates: Vec<Template>) -> Result<()> {
+fn write_templates(writer: &mut Writer, templates: &[Template]) -> Result<()> {
     let mut names: Vec<String> = Vec::new();
     for template in templates {
-        match template.name {
-            None => writer.set("tokenizer.chat_template", template.text)?,
+        match &template.name {
+            None => writer.set("tokenizer.chat_template", template.text.clone())?,
             Some(name) => {
                 let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
                 let name: String = name.chars().map(plain).collect();
-                writer.set(&format!("tokenizer.chat_template.{name}"), template.text)?;
+                writer.set(&format!("tokenizer.chat_template.{name}"), template.text.clone())?;
                 names.push(name);
             }
         }

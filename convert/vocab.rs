@@ -47,13 +47,22 @@ pub struct AddedToken {
     /// It takes the whitespace before or after it along.
     pub lstrip: bool,
     pub rstrip: bool,
+    /// It is one between the ends of words only.
+    pub single_word: bool,
 }
 
 impl AddedToken {
     /// Neither special nor greedy for whitespace.
     pub fn plain(id: usize, content: &str) -> AddedToken {
         let content = content.to_owned();
-        AddedToken { id, content, special: false, lstrip: false, rstrip: false }
+        AddedToken {
+            id,
+            content,
+            special: false,
+            lstrip: false,
+            rstrip: false,
+            single_word: false,
+        }
     }
 }
 
@@ -151,18 +160,18 @@ impl Vocab {
         Ok(())
     }
 
-    pub fn write(self, writer: &mut Writer) -> Result<()> {
+    pub fn write(&self, writer: &mut Writer) -> Result<()> {
         writer.set("tokenizer.ggml.model", self.model)?;
         if !self.pre.is_empty() {
-            writer.set("tokenizer.ggml.pre", self.pre)?;
+            writer.set("tokenizer.ggml.pre", self.pre.clone())?;
         }
-        writer.set("tokenizer.ggml.tokens", self.tokens)?;
-        if let Some(scores) = self.scores {
+        writer.set("tokenizer.ggml.tokens", self.tokens.clone())?;
+        if let Some(scores) = self.scores.clone() {
             writer.set("tokenizer.ggml.scores", scores)?;
         }
         let types: Vec<i32> = self.types.iter().map(|t| *t as i32).collect();
         writer.set("tokenizer.ggml.token_type", types)?;
-        if let Some(merges) = self.merges {
+        if let Some(merges) = self.merges.clone() {
             writer.set("tokenizer.ggml.merges", merges)?;
         }
         if let Some(add) = self.add_space_prefix {
@@ -172,14 +181,14 @@ impl Vocab {
             writer.set("tokenizer.ggml.remove_extra_whitespaces", remove)?;
         }
         if !self.charsmap.is_empty() {
-            writer.set("tokenizer.ggml.precompiled_charsmap", self.charsmap)?;
+            writer.set("tokenizer.ggml.precompiled_charsmap", self.charsmap.clone())?;
         }
         for (key, ids) in [
-            ("tokenizer.ggml.lstrip_token_ids", self.lstrip),
-            ("tokenizer.ggml.rstrip_token_ids", self.rstrip),
+            ("tokenizer.ggml.lstrip_token_ids", &self.lstrip),
+            ("tokenizer.ggml.rstrip_token_ids", &self.rstrip),
         ] {
             if !ids.is_empty() {
-                writer.set(key, ids)?;
+                writer.set(key, ids.clone())?;
             }
         }
         Ok(())

@@ -202,7 +202,7 @@ impl CpuPass<'_, '_> {
         m: &mut MixerBuffers,
         y: &mut Floats,
     ) {
-        let (cpu, eps, shape) = (self.cpu, self.model.hyper.norm_eps, w.shape);
+        let (cpu, eps, shape) = (self.cpu, LightningWeights::NORM_EPS, w.shape);
         let width = 3 * shape.width();
         let n = self.batch.n_rows();
         let r = &mut m.recurrent;

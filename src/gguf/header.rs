@@ -193,12 +193,16 @@ fn parse_tensors(cursor: &mut Cursor<'_>, n: usize, alignment: u64) -> Result<Ve
 fn parse_tensor(cursor: &mut Cursor<'_>, name: &str, offset: u64) -> Result<TensorInfo> {
     let field = FieldName::Tensor(name, "number of dimensions");
     let n_dims = cursor.u32(field)? as usize;
-    if n_dims == 0 || n_dims > MAX_DIMS {
-        return Err(cursor.fail(field, format!("1 to {MAX_DIMS}"), n_dims.to_string()));
+    if n_dims > MAX_DIMS {
+        return Err(cursor.fail(field, format!("at most {MAX_DIMS}"), n_dims.to_string()));
     }
     let mut dims = Vec::with_capacity(n_dims);
     for _ in 0..n_dims {
         dims.push(cursor.u64(FieldName::Tensor(name, "dimensions"))?);
+    }
+    // gguf-py writes a single number so.
+    if dims.is_empty() {
+        dims.push(1);
     }
     let field = FieldName::Tensor(name, "type");
     let id = cursor.u32(field)?;

@@ -104,7 +104,7 @@ fn window(keys: &Keys) -> Result<Option<usize>> {
         Window::Pattern if keys.descriptor.parts.chunk > 0 => {
             Ok(keys.count(WINDOW)?.or(Some(keys.descriptor.parts.chunk)))
         }
-        Window::All | Window::Alternate | Window::Pattern | Window::Uncompressed => {
+        Window::All | Window::Pattern | Window::Uncompressed => {
             keys.require(WINDOW).map(Some)
         }
     }
@@ -120,7 +120,6 @@ fn sliding(keys: &Keys, n: usize) -> Result<Vec<bool>> {
         Window::None => Ok(vec![false; n]),
         Window::Uncompressed => Ok(ratios(keys, n)?.iter().map(|ratio| *ratio == 0).collect()),
         Window::All => Ok(vec![true; n]),
-        Window::Alternate => Ok((0..n).map(|l| l.is_multiple_of(2)).collect()),
         Window::Pattern => match keys.gguf.get(&keys.descriptor.key(PATTERN)) {
             None => Ok(by_period(parts.window_period)),
             Some(listed) => match listed.as_u64().filter(|_| listed.as_array().is_none()) {

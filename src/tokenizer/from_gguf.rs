@@ -62,6 +62,7 @@ impl Vocab {
             remove_extra_whitespaces: gguf.bool("tokenizer.ggml.remove_extra_whitespaces")?,
             charsmap: charsmap(gguf)?,
             source_language: id(gguf, "tokenizer.ggml.source_language_token_id")?,
+            ends: gguf.u32s("tokenizer.ggml.eog_token_ids")?.unwrap_or_default(),
             lstrip: gguf.u32s("tokenizer.ggml.lstrip_token_ids")?.unwrap_or_default(),
             rstrip: gguf.u32s("tokenizer.ggml.rstrip_token_ids")?.unwrap_or_default(),
             ..Self::new(model, owned(gguf.require_strings("tokenizer.ggml.tokens")?))

@@ -25,7 +25,7 @@ mod vocab;
 pub use byte_map::text_of as byte_level_text;
 pub use detokenizer::Detokenizer;
 pub use language::is_language;
-pub use special::{SpecialIds, ends_by_name};
+pub use special::{SpecialIds, ends_by_name, is_doubtful};
 pub use vocab::{TokenType, Vocab, VocabModel};
 
 use crate::{Error, Result};

@@ -103,6 +103,11 @@ pub fn ends_by_name(name: &str) -> bool {
     END_OF_GENERATION.contains(&name)
 }
 
+/// Whether such a token is none where the vocabulary has other tokens for the end.
+pub fn is_doubtful(name: &str) -> bool {
+    matches!(name, "<|end|>" | "</s>")
+}
+
 /// Not an end of generation, but if it exists, `</s>` is not one either.
 const PLAMO_EOS: &str = "<|plamo:eos|>";
 
@@ -182,6 +187,10 @@ fn check_range(vocab: &Vocab, ids: &mut SpecialIds) -> Result<()> {
             _ => {}
         }
     }
+    if let Some(id) = vocab.ends.iter().find(|id| **id as usize >= n) {
+        let expected = format!("token ids below {n}");
+        return Err(vocab.error("eog_token_ids", &expected, id.to_string()));
+    }
     match vocab.source_language {
         Some(id) if id as usize >= n => {
             let expected = format!("a token id below {n}");
@@ -235,5 +244,7 @@ fn end_of_generation(vocab: &mut Vocab, ids: &SpecialIds, names: &ByName) -> BTr
             vocab.types[id as usize] = kind;
         }
     }
+    // What the file lists ends a generation whatever its name.
+    eog.extend(&vocab.ends);
     eog
 }

@@ -77,6 +77,9 @@ pub struct Vocab {
     /// of the text to translate unless the user says otherwise. Where there is one, a source text
     /// starts with its language's token.
     pub source_language: Option<u32>,
+    /// `tokenizer.ggml.eog_token_ids`, our own key: ids that end a generation, where the ids and
+    /// names that other readers know are not all.
+    pub ends: Vec<u32>,
     /// `tokenizer.ggml.lstrip_token_ids` and `rstrip_token_ids`, our own keys: special tokens that
     /// take the whitespace before or after them along (`<|user|>` and its line break).
     pub lstrip: Vec<u32>,
@@ -103,6 +106,7 @@ impl Vocab {
             remove_extra_whitespaces: None,
             charsmap: Vec::new(),
             source_language: None,
+            ends: Vec::new(),
             lstrip: Vec::new(),
             rstrip: Vec::new(),
         }

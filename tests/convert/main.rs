@@ -12,6 +12,9 @@ mod golden;
 // Importance matrices in both formats.
 mod imatrix;
 
+// Configs with a field changed against transformers.
+mod perturbed;
+
 // A full disk, Ctrl-C and the memory that a conversion takes, each in a child process.
 mod process;
 

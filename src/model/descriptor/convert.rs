@@ -33,7 +33,8 @@
 //! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`,
 //! `next`);
 //! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
-//! `layers`, the size that counts its `{layer}`; `integers`, that it is a table of such.
+//! `layers`, the size that counts its `{layer}`; `integers`, that it is a table of such; `zeros`, that
+//! a checkpoint without it has zeros there.
 
 use std::collections::BTreeMap;
 
@@ -52,9 +53,25 @@ pub struct Convert {
     pub layer_sizes: BTreeMap<String, LayerSize>,
     /// GGUF key, `{arch}.` left out → how it is read.
     metadata: BTreeMap<String, OneOrMore<MetadataRow>>,
-    /// Fields that change the results and have no GGUF key: absent, or one of these values.
+    /// Fields that change the results and have no GGUF key: absent, or one of these values. Before
+    /// a field may stand the only class that has it: `"Class: field"`.
     #[serde(default)]
     pub expect: BTreeMap<String, Vec<toml::Value>>,
+    /// Names of one and the same field, by the first: a config may have any of them.
+    #[serde(default)]
+    pub synonyms: BTreeMap<String, Vec<String>>,
+    /// The values of fields that a config lacks.
+    #[serde(default)]
+    pub defaults: BTreeMap<String, toml::Value>,
+    /// Which layers see a window, in configs without `layer_types`.
+    #[serde(default)]
+    pub window: Option<WindowLayers>,
+    /// RoPE's base by class, where a config has none; 10000 in others.
+    #[serde(default)]
+    pub theta: BTreeMap<String, f64>,
+    /// A field that `per_layer_config` has, and its name for a kind of layers.
+    #[serde(default)]
+    pub by_kind: BTreeMap<String, BTreeMap<String, String>>,
     /// Checkpoint tensors whose name ends in one of these are dropped.
     pub ignore: Vec<String>,
     /// Whether the output is the embedding, where the config lacks `tie_word_embeddings`.
@@ -81,6 +98,13 @@ pub struct Convert {
     /// A kind of vocabulary that tokenizer.json does not tell apart from others.
     #[serde(default)]
     pub vocabulary: Option<Vocabulary>,
+    /// Beginnings of names within a layer and what is read for them: names of newer checkpoints.
+    #[serde(default)]
+    pub renamed: BTreeMap<String, String>,
+    /// transformers' first version whose stacked experts are not transposed, where a shape does
+    /// not tell; 0 for all.
+    #[serde(default)]
+    pub transposed_before: u64,
     tensors: BTreeMap<String, OneOrMore<Target>>,
     #[serde(default)]
     layer_tensors: BTreeMap<String, OneOrMore<Target>>,
@@ -121,6 +145,9 @@ pub struct MetadataRow {
     /// The list that counts where no expression has its fields.
     #[serde(default)]
     pub otherwise: Vec<u32>,
+    /// 0 is a number as others are; elsewhere readers take it for a key that is absent.
+    #[serde(default)]
+    pub zero: bool,
     /// The only classes that get the key; all if empty.
     #[serde(default)]
     pub classes: Vec<String>,
@@ -142,6 +169,17 @@ pub struct Vocabulary {
 pub enum VocabularyModel {
     /// SentencePiece BPE with its merges in place of scores.
     Gemma4,
+}
+
+/// How configs that do not list their layers say which of them see a window.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowLayers {
+    /// A field: the number of layers of which the last sees everything, or a letter for each.
+    pub period: String,
+    /// A field: a list with 1 for those that see a window.
+    #[serde(default)]
+    pub flags: Option<String>,
 }
 
 /// A size by layer.
@@ -230,6 +268,8 @@ struct Target {
     unless: Option<String>,
     #[serde(default)]
     integers: bool,
+    #[serde(default)]
+    zeros: bool,
 }
 
 /// Which layers have a tensor.
@@ -268,6 +308,10 @@ pub struct TensorRow {
     /// A size that a config of such a checkpoint does not have.
     pub unless: Option<String>,
     pub integers: bool,
+    /// A checkpoint that lacks it has zeros in its place.
+    pub zeros: bool,
+    /// The row is for checkpoints whose stacked experts are transposed, or for those whose are not.
+    pub transposed: Option<bool>,
 }
 
 fn all_layers() -> String {
@@ -304,9 +348,67 @@ impl Descriptor {
                     layers: target.layers,
                     unless: target.unless,
                     integers: target.integers,
+                    zeros: target.zeros,
+                    transposed: None,
                 }));
             }
         }
+        let stacked = stacked_rows(&rows);
+        rows.extend(stacked);
         rows
     }
+}
+
+/// The beginnings of names of experts, where one tensor has all of a layer's.
+const STACKS: [&str; 4] = ["mlp", "block_sparse_moe", "feed_forward", "mixer"];
+
+/// Rows for checkpoints with all experts of a layer in one tensor, gate and up behind one another,
+/// made of the rows for single experts: transformers 5 writes such tensors on request.
+fn stacked_rows(rows: &[TensorRow]) -> Vec<TensorRow> {
+    let single = |name: &str| {
+        let gguf = format!("blk.{{layer}}.ffn_{name}_exps.weight");
+        let is_single = |row: &&TensorRow| row.gguf == gguf && row.hf.contains("{expert}");
+        rows.iter().find(is_single).filter(|row| row.steps.is_empty())
+    };
+    let mut stacked = Vec::new();
+    let mut add = |row: &TensorRow, name: &str, [rows_in, columns]: [&str; 2], steps: &[String]| {
+        for stack in STACKS {
+            let hf = format!("model.layers.{{layer}}.{stack}.experts.{name}");
+            if rows.iter().any(|row| row.hf == hf) {
+                continue;
+            }
+            for transposed in [false, true] {
+                let shape = match transposed {
+                    false => format!("experts, {rows_in}, {columns}"),
+                    true => format!("experts, {columns}, {rows_in}"),
+                };
+                let swap = transposed.then(|| "swap 1 2".to_owned());
+                stacked.push(TensorRow {
+                    hf: hf.clone(),
+                    shape,
+                    steps: swap.into_iter().chain(steps.iter().cloned()).collect(),
+                    optional: true,
+                    transposed: Some(transposed),
+                    ..row.clone()
+                });
+            }
+        }
+    };
+    if let Some(down) = single("down")
+        && let Some((embd, ff)) = down.shape.split_once(", ")
+    {
+        add(down, "down_proj", [embd, ff], &[]);
+    }
+    let Some(up) = single("up") else { return stacked };
+    let Some((ff, embd)) = up.shape.split_once(", ") else { return stacked };
+    match single("gate") {
+        None => add(up, "up_proj", [ff, embd], &[]),
+        Some(gate) => {
+            let both = format!("2 * {ff}");
+            let half = |from: &str, to: &str| vec![format!("take 1: {from} .. {to}")];
+            add(gate, "gate_up_proj", [&both, embd], &half("0", ff));
+            add(up, "gate_up_proj", [&both, embd], &half(ff, &both));
+        }
+    }
+    stacked
 }

@@ -255,8 +255,6 @@ pub enum Window {
     None,
     /// Every layer slides.
     All,
-    /// Layers 0, 2, 4 … slide, the others see everything.
-    Alternate,
     /// By period or list: `Parts::window_period`.
     Pattern,
     /// Layers without compressed rows, which see the window alone.

@@ -58,6 +58,22 @@ impl<'a> Binder<'a> {
         self.used.borrow_mut().insert(index);
     }
 
+    /// Fails if the file has layers behind those that it counts.
+    pub fn check_layers(&self) -> Result<()> {
+        let Some(counted) = self.gguf.u32(&self.descriptor.key("block_count"))? else {
+            return Ok(());
+        };
+        let layer = |t: &TensorInfo| t.name.strip_prefix("blk.")?.split('.').next()?.parse().ok();
+        let beyond = |t: &&TensorInfo| layer(t).is_some_and(|layer: u64| layer >= counted.into());
+        match self.gguf.tensors().iter().find(beyond) {
+            None => Ok(()),
+            Some(tensor) => {
+                let expected = format!("a layer below {}, {counted}", self.descriptor.key("block_count"));
+                Err(Error::format(self.gguf.path(), &tensor.name, expected, "a tensor of one beyond"))
+            }
+        }
+    }
+
     /// Tells of tensors that play no role in the layers that are computed: factors of matrices, or
     /// biases, that the architecture does not have elsewhere.
     pub fn warn_of_unused(&self) {

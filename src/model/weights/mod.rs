@@ -188,6 +188,7 @@ impl Weights {
             weights.dense.push(experts.dense);
             weights.shared.push(experts.shared);
         }
+        b.check_layers()?;
         b.warn_of_unused();
         Ok(weights)
     }

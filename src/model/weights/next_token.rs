@@ -37,6 +37,15 @@ impl NextTokenWeights {
         let b = Binder::new(gguf, descriptor, &hyper)?;
         let (l, n_embd, n_vocab) = (of_model.n_layers, hyper.n_embd, shared.token_embd.rows);
         if b.find("nextn_eh_proj", l)?.is_none() {
+            let prefix = format!("blk.{l}.");
+            let n = gguf.tensors().iter().filter(|t| t.name.starts_with(&prefix)).count();
+            if n > 0 {
+                log::warn!(
+                    "{}: {n} tensors of layer {l}, which predicts further tokens, are not used: \
+                     {prefix}nextn.eh_proj.weight is missing",
+                    gguf.path().display()
+                );
+            }
             return Ok(None);
         }
         let own = |role: &str| {

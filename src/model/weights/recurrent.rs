@@ -79,6 +79,11 @@ pub struct LightningWeights {
     pub output: Linear,
 }
 
+impl LightningWeights {
+    /// ε of `norm`, in every model: the key of the other norms' ε does not count for it.
+    pub const NORM_EPS: f32 = 1e-6;
+}
+
 /// A matrix, or one in two parts: second · (first · x).
 #[derive(Clone, Debug)]
 pub struct Projection {
