@@ -97,11 +97,7 @@ fn rename_layers(list: Option<&mut Value>) {
 }
 
 /// Lists the layers of a config that has a period or flags of those with a window.
-fn list_window(
-    file: &Json,
-    text: &mut Map<String, Value>,
-    descriptor: &Descriptor,
-) -> Result<()> {
+fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descriptor) -> Result<()> {
     let Some(window) = &descriptor.convert.window else { return Ok(()) };
     let n = value(text, "num_hidden_layers").and_then(Value::as_u64).unwrap_or(0).min(MAX_LAYERS);
     let words = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
@@ -122,7 +118,8 @@ fn list_window(
                 let slides = |kind: Option<&Value>| {
                     kind.and_then(Value::as_str).is_some_and(|kind| kind != "full_attention")
                 };
-                let differs = |layer: &usize| slides(kinds.get(*layer)) != slides(found.get(*layer));
+                let differs =
+                    |layer: &usize| slides(kinds.get(*layer)) != slides(found.get(*layer));
                 if let Some(layer) = (0..found.len()).find(differs) {
                     let expected = format!("{}, by {field}", shown(&found[layer]));
                     let got = kinds.get(layer).map_or("nothing".into(), shown);

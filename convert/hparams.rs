@@ -10,7 +10,7 @@ use super::json::{Json, shown};
 use crate::backend::ops::Activation;
 use crate::gguf::OwnedValue;
 use crate::model::descriptor::{
-    Descriptor, LayerSize, Layers, MetadataRow, MetadataType, Named, Window,
+    Descriptor, LayerSize, Layers, MetadataRow, MetadataType, Named, RopeLayers, Window,
 };
 use crate::{Error, Result};
 
@@ -188,7 +188,9 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
         let padded = list.iter().cloned().chain(std::iter::repeat_n(Value::from(0), missing));
         padded.take(most).collect::<Vec<_>>()
     });
-    if list.is_none() && let Some(x) = value.as_f64() {
+    if list.is_none()
+        && let Some(x) = value.as_f64()
+    {
         check_zero(config, row, field, x)?;
     }
     let found = match row.ty {
@@ -333,11 +335,19 @@ fn window_pattern(config: &Json, descriptor: &Descriptor) -> Result<Option<Vec<b
             Err(config.fail(&format!("{FIELD}.{layer}"), expected, shown(kind)))
         }
     };
-    let listed: Vec<bool> =
-        kinds.iter().take(n).enumerate().map(slides).collect::<Result<_>>()?;
+    let listed: Vec<bool> = kinds.iter().take(n).enumerate().map(slides).collect::<Result<_>>()?;
     let full = if parts.window_full_first { 0 } else { parts.window_period - 1 };
-    let usual = (0..n).map(|layer| layer % parts.window_period != full);
-    Ok((!usual.eq(listed.iter().copied())).then_some(listed))
+    let usual = |layer: usize| layer % parts.window_period != full;
+    let Some(other) = (0..n).find(|layer| listed[*layer] != usual(*layer)) else {
+        return Ok(None);
+    };
+    // Which layers rotate follows from their numbers there.
+    if parts.rope_layers == RopeLayers::ThreeOfFour {
+        let word = if usual(other) { "a window" } else { "full_attention" };
+        let expected = format!("{word}, which files of {} imply", descriptor.architecture);
+        return Err(config.fail(&format!("{FIELD}.{other}"), expected, shown(&kinds[other])));
+    }
+    Ok(Some(listed))
 }
 
 fn is_same(known: &toml::Value, value: &Value) -> bool {

@@ -59,7 +59,8 @@ fn check_post(tokenizer: &Json, bos: Option<&str>, eos: Option<&str>) -> Result<
         let text = single.iter().position(of_text).unwrap_or(single.len());
         let (before, behind) = (&single[..text], &single[(text + 1).min(single.len())..]);
         for (tokens, role, known) in [(before, "a beginning", bos), (behind, "an end", eos)] {
-            let id = |part: &Value| part.get("SpecialToken")?.get("id")?.as_str().map(str::to_owned);
+            let id =
+                |part: &Value| part.get("SpecialToken")?.get("id")?.as_str().map(str::to_owned);
             let ids: Vec<String> = tokens.iter().filter_map(id).collect();
             if !(ids.is_empty() || (ids.len() == 1 && Some(ids[0].as_str()) == known)) {
                 let known = known.map_or("none".to_owned(), |token| format!("{token} at most"));

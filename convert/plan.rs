@@ -355,8 +355,10 @@ impl Planner<'_> {
     fn renamed(&self, name: &str) -> Option<String> {
         const LAYERS: &str = "model.layers.";
         let (layer, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
-        let mut table = self.descriptor.convert.renamed.iter();
-        let (to, rest) = table.find_map(|(from, to)| Some((to, rest.strip_prefix(from.as_str())?)))?;
+        // The longest first, as above.
+        let mut table = self.descriptor.convert.renamed.iter().rev();
+        let (to, rest) =
+            table.find_map(|(from, to)| Some((to, rest.strip_prefix(from.as_str())?)))?;
         Some(format!("{LAYERS}{layer}.{to}{rest}"))
     }
 
@@ -422,7 +424,11 @@ impl Planner<'_> {
                 if let Some(mut dims) = self.sizes.list(self.config, &row.shape)? {
                     dims.reverse();
                     let values = vec![0.0; dims.iter().product::<u64>() as usize];
-                    planned.push(Planned { name: name.into(), dims, source: Source::Values(values) });
+                    planned.push(Planned {
+                        name: name.into(),
+                        dims,
+                        source: Source::Values(values),
+                    });
                 }
                 Ok(())
             }
@@ -462,12 +468,13 @@ impl Planner<'_> {
         let sizes = self.sizes.of_layer(layer.unwrap_or(0));
         let shape = sizes.list(self.config, &row.shape)?;
         let Some(shape) = shape.filter(|_| self.is_known(row).unwrap_or(false)) else {
-            let expected = format!("no such tensor, as {} is 0 or absent", self.absent(row));
+            let absent = self.fields(row, |size| self.sizes.get(size).is_none());
+            let expected = format!("no such tensor, as {} is 0 or absent", absent.join(" or "));
             return Err(self.fail(tensor, "name", expected, "one"));
         };
         if tensor.shape != shape {
-            let (expected, got) = (format!("{shape:?}"), format!("{:?}", tensor.shape));
-            return Err(self.fail(tensor, "shape", expected, got));
+            let expected = format!("{shape:?}, by {}", self.fields(row, |_| true).join(", "));
+            return Err(self.fail(tensor, "shape", expected, format!("{:?}", tensor.shape)));
         }
         let is_integer = matches!(tensor.encoding, Some(Encoding::Integer { .. }));
         match row.integers {
@@ -489,16 +496,16 @@ impl Planner<'_> {
         Ok((if shape.is_empty() { vec![1] } else { shape }, piece))
     }
 
-    /// The config's fields without which a row has no shape.
-    fn absent(&self, row: &TensorRow) -> String {
+    /// The config's fields that some sizes in a row's shape come from.
+    fn fields(&self, row: &TensorRow, counts: impl Fn(&str) -> bool) -> Vec<String> {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let names = row.shape.split(|c| !is_part(c)).filter(|name| !name.is_empty());
-        let absent = names.filter(|name| {
-            self.descriptor.convert.sizes.contains_key(*name) && self.sizes.get(name).is_none()
+        let names = row.shape.split(|c| !is_part(c)).filter(|name| counts(name));
+        let sizes = &self.descriptor.convert.sizes;
+        let found = names.filter_map(|name| sizes.get(name)).map(|texts| {
+            let there = texts.iter().find(|text| self.config.at(text).is_some());
+            there.cloned().unwrap_or_else(|| texts.join(" or "))
         });
-        let fields: BTreeSet<String> =
-            absent.map(|name| self.descriptor.convert.sizes[name].join(" or ")).collect();
-        fields.into_iter().collect::<Vec<_>>().join(" or ")
+        found.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn check_experts(&self, name: &str, group: &Group<'_>) -> Result<()> {

@@ -121,7 +121,10 @@ fn yarn(fields: &Fields<'_>) -> Result<Vec<(String, OwnedValue)>> {
         let got = rounds.to_string();
         return Err(fields.config.fail(
             &fields.name("truncate"),
-            format!("{}, which files of {} imply", parts.yarn_rounds, fields.descriptor.architecture),
+            format!(
+                "{}, which files of {} imply",
+                parts.yarn_rounds, fields.descriptor.architecture
+            ),
             got,
         ));
     }

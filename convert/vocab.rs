@@ -55,14 +55,7 @@ impl AddedToken {
     /// Neither special nor greedy for whitespace.
     pub fn plain(id: usize, content: &str) -> AddedToken {
         let content = content.to_owned();
-        AddedToken {
-            id,
-            content,
-            special: false,
-            lstrip: false,
-            rstrip: false,
-            single_word: false,
-        }
+        AddedToken { id, content, special: false, lstrip: false, rstrip: false, single_word: false }
     }
 }
 

@@ -104,9 +104,7 @@ fn window(keys: &Keys) -> Result<Option<usize>> {
         Window::Pattern if keys.descriptor.parts.chunk > 0 => {
             Ok(keys.count(WINDOW)?.or(Some(keys.descriptor.parts.chunk)))
         }
-        Window::All | Window::Pattern | Window::Uncompressed => {
-            keys.require(WINDOW).map(Some)
-        }
+        Window::All | Window::Pattern | Window::Uncompressed => keys.require(WINDOW).map(Some),
     }
 }
 

@@ -55,6 +55,11 @@ pub fn model(name: &str, outtype: &str, dir: &Path) -> Option<PathBuf> {
     Some(out)
 }
 
+/// Whether a card is a checkpoint, not a GGUF file.
+pub fn is_checkpoint(name: &str) -> bool {
+    Card::read(name).is_some_and(|card| card.card["config"].is_object())
+}
+
 /// The checkpoint of a card, in `folder`.
 pub fn checkpoint(name: &str, folder: &Path) {
     Card::read(name).expect("a card").write_checkpoint(folder);

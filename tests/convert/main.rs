@@ -12,6 +12,9 @@ mod golden;
 // Importance matrices in both formats.
 mod imatrix;
 
+// Checkpoints that lack a tensor or a field.
+mod missing;
+
 // Configs with a field changed against transformers.
 mod perturbed;
 

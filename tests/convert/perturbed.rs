@@ -70,7 +70,8 @@ fn fault(case: &Value, wanted: Option<&[f32]>, dir: &Path) -> Option<String> {
     let last = got.len() / n_vocab - N_TOKENS;
     let got = got.chunks(n_vocab).skip(last).flat_map(|row| &row[..N_IDS]);
     let pairs = got.zip(wanted).map(|(a, b)| (f64::from(*a), f64::from(*b)));
-    let (off, all) = pairs.fold((0.0, 0.0), |(off, all), (a, b)| (off + (a - b).powi(2), all + b * b));
+    let (off, all) =
+        pairs.fold((0.0, 0.0), |(off, all), (a, b)| (off + (a - b).powi(2), all + b * b));
     (off / all > 1e-8).then(|| format!("NMSE {:.1e}", off / all))
 }
 

@@ -170,7 +170,8 @@ impl<'a> GpuPass<'a> {
             dev.ops.scan.launch(stream, &scan, state, part.of(attended, inner))
         })?;
         // norm, gate, output projection
-        let (norm, eps) = (dev.weights.vector(&w.norm), crate::model::weights::LightningWeights::NORM_EPS);
+        let (norm, eps) =
+            (dev.weights.vector(&w.norm), crate::model::weights::LightningWeights::NORM_EPS);
         dev.ops.norm.rms_norm_heads(stream, attended, norm, eps)?;
         dev.ops.rows.mul_sigmoid(stream, attended, gate)?;
         self.mixer_output(l, &w.output)

@@ -68,8 +68,14 @@ impl<'a> Binder<'a> {
         match self.gguf.tensors().iter().find(beyond) {
             None => Ok(()),
             Some(tensor) => {
-                let expected = format!("a layer below {}, {counted}", self.descriptor.key("block_count"));
-                Err(Error::format(self.gguf.path(), &tensor.name, expected, "a tensor of one beyond"))
+                let expected =
+                    format!("a layer below {}, {counted}", self.descriptor.key("block_count"));
+                Err(Error::format(
+                    self.gguf.path(),
+                    &tensor.name,
+                    expected,
+                    "a tensor of one beyond",
+                ))
             }
         }
     }
