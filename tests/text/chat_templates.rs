@@ -191,6 +191,7 @@ fn messages_of_another_shape_are_refused() {
 /// Snippets that transformers renders and that are refused here, by a part of the sentence.
 const REFUSED: &[(&str, &str)] = &[
     (r"{{ '\N{BULLET}' }}", "escapes by name"),
+    ("{{ 'abc'['a':] }}", "has no such slice"),
     ("{{ 'abc'.encode() }}", "`encode` of a str is not supported"),
     ("{{ ('%s'|safe) % '<' }}", "`%` on escaped text is not supported"),
     ("{{ lipsum() }}", "random text"),

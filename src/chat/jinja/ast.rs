@@ -70,21 +70,6 @@ pub enum Expr {
     If(Box<Expr>, Box<Expr>, Option<Box<Expr>>),
 }
 
-impl Expr {
-    /// Whether literals are all that it is of.
-    pub fn is_constant(&self) -> bool {
-        match self {
-            Self::Literal(_) => true,
-            Self::List(all) | Self::Tuple(all) => all.iter().all(Self::is_constant),
-            Self::Dict(all) => all.iter().all(|(k, v)| k.is_constant() && v.is_constant()),
-            Self::Item(of, key) => of.is_constant() && key.is_constant(),
-            Self::Slice(parts) => parts.iter().flatten().all(|part| part.is_constant()),
-            Self::Negative(of) | Self::Positive(of) => of.is_constant(),
-            _ => false,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub enum Target {
     Name(Name),

@@ -3,7 +3,7 @@
 use super::ast::{Args, Expr, Kind, Literal, Loop, Macro, Name, SPECIAL, Statement, Target};
 use super::value::{Closure, Dict, Key, LoopState, Value};
 use super::{Arguments, Fault, Limits, Result};
-use super::{filters, format, globals, json, methods, ops, sequences, tests};
+use super::{checks, filters, format, globals, json, methods, ops, sequences};
 use crate::chat::clock::Clock;
 use serde_json::{Map, Value as Json};
 use std::cell::{Cell, RefCell};
@@ -365,8 +365,6 @@ impl Interpreter {
                 match &**key {
                     Expr::Slice(parts) => match self.sliced(&of, parts, scope)? {
                         Some(slice) => slice,
-                        // Jinja works out constants before, by other rules.
-                        None if e.is_constant() => missing(&of, "a slice"),
                         None => {
                             let kind = of.kind();
                             return Err(Fault::new(format!("a {kind} has no such slice")));
@@ -391,7 +389,7 @@ impl Interpreter {
             Expr::Test(of, name, args) => {
                 let value = self.eval(of, scope)?;
                 let args = self.arguments(args, None, scope)?;
-                Value::Bool(tests::call(name, &value, &args)?)
+                Value::Bool(checks::call(name, &value, &args)?)
             }
             Expr::Not(of) => Value::Bool(!self.eval(of, scope)?.is_true()),
             Expr::Negative(of) => ops::negative(&self.eval(of, scope)?)?,

@@ -3,7 +3,7 @@
 use super::arguments::Bound;
 use super::eval::Interpreter;
 use super::value::{self, Iterator, Key, Value, View};
-use super::{Arguments, Fault, Result, filters, tests};
+use super::{Arguments, Fault, Result, checks, filters};
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -423,7 +423,7 @@ fn select(interpreter: &mut Interpreter, name: &str, value: &Value, args: &Argum
         for item in interpreter.items(value)? {
             let tested = getter.get(interpreter, &item)?;
             let holds = match &test {
-                Some((test, args)) => tests::call(test, &tested, args)?,
+                Some((test, args)) => checks::call(test, &tested, args)?,
                 None => tested.is_true(),
             };
             if holds == name.starts_with("select") {

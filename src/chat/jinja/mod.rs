@@ -7,6 +7,7 @@
 
 mod arguments;
 mod ast;
+mod checks;
 mod eval;
 mod filters;
 mod format;
@@ -20,7 +21,6 @@ mod ops;
 mod parser;
 mod percent;
 mod sequences;
-mod tests;
 mod text;
 mod value;
 mod walk;

@@ -276,8 +276,8 @@ pub fn index(value: &Value, index: i128) -> Option<Value> {
     }
 }
 
-/// The indices of `[from:to:step]` in `n` items.
-fn slice_indices(n: usize, parts: &[Value; 3]) -> Result<Vec<usize>> {
+/// The first index of `[from:to:step]` in `n` items, the one to end before, and the step.
+fn slice_bounds(n: usize, parts: &[Value; 3]) -> Result<[i128; 3]> {
     let n = n as i128;
     let step = parts[2].as_int().unwrap_or(1);
     if step == 0 {
@@ -290,7 +290,11 @@ fn slice_indices(n: usize, parts: &[Value; 3]) -> Result<Vec<usize>> {
         Some(i) => i.clamp(low, high),
     };
     let (start, end) = if step > 0 { (0, n) } else { (n - 1, -1) };
-    let (mut i, end) = (bound(&parts[0], start), bound(&parts[1], end));
+    Ok([bound(&parts[0], start), bound(&parts[1], end), step])
+}
+
+fn slice_indices(n: usize, parts: &[Value; 3]) -> Result<Vec<usize>> {
+    let [mut i, end, step] = slice_bounds(n, parts)?;
     let mut indices = Vec::new();
     while if step > 0 { i < end } else { i > end } {
         indices.push(i as usize);
@@ -318,15 +322,9 @@ pub fn slice(value: &Value, parts: &[Value; 3]) -> Result<Option<Value>> {
         Value::List(all) => Value::List(items(all)?),
         Value::Tuple(all) | Value::Group(all) => Value::Tuple(items(all)?),
         Value::Range([from, _, step]) => {
-            let indices = slice_indices(value.length().unwrap_or(0), parts)?;
-            let by = match &parts[2] {
-                Value::None => 1,
-                other => other.as_int().unwrap_or(1) as i64,
-            };
-            let at = |i: usize| from + i as i64 * step;
-            let first = indices.first().map_or(*from, |i| at(*i));
-            let last = indices.last().map_or(*from, |i| at(*i) + step * by);
-            Value::Range([first, last, step * by])
+            let [first, end, by] = slice_bounds(value.length().unwrap_or(0), parts)?;
+            let by = by.clamp(-i128::from(i32::MAX), i128::from(i32::MAX)) as i64;
+            Value::Range([from + first as i64 * step, from + end as i64 * step, step * by])
         }
         _ => return Ok(None),
     }))

@@ -1,7 +1,7 @@
 //! The names that a tree reads and makes, in the order of its text.
 
 use super::ast::{Args, Expr, Kind, Name, Statement, Target};
-use super::{filters, tests};
+use super::{checks, filters};
 use std::collections::HashSet;
 
 #[derive(Clone, Copy)]
@@ -12,6 +12,8 @@ pub enum Event<'a> {
     Test(&'a Name),
     /// The beginning and the end of what may not be reached.
     Conditional(bool),
+    /// The beginning and the end of a scope, in which Jinja forgets that it may not be reached.
+    Scope(bool),
 }
 
 type Visit<'a, 'f> = dyn FnMut(Event<'a>) + 'f;
@@ -29,14 +31,16 @@ pub fn free(body: &[Statement]) -> HashSet<String> {
 
 /// The first filter or test that there is none of, where it is sure to be reached.
 pub fn unknown(body: &[Statement]) -> Option<String> {
-    let (mut depth, mut unknown) = (0usize, None);
+    let (mut depth, mut outer, mut unknown) = (0usize, Vec::new(), None);
     statements(body, &mut |event| match event {
         Event::Conditional(true) => depth += 1,
         Event::Conditional(false) => depth -= 1,
+        Event::Scope(true) => outer.push(std::mem::take(&mut depth)),
+        Event::Scope(false) => depth = outer.pop().unwrap_or(0),
         Event::Filter(name) if depth == 0 && !filters::is_known(name) => {
             unknown.get_or_insert(format!("unknown filter `{name}`"));
         }
-        Event::Test(name) if depth == 0 && !tests::is_known(name) => {
+        Event::Test(name) if depth == 0 && !checks::is_known(name) => {
             unknown.get_or_insert(format!("unknown test `{name}`"));
         }
         _ => {}
@@ -78,16 +82,20 @@ pub fn statements<'a>(body: &'a [Statement], visit: &mut Visit<'a, '_>) {
                 store(target, visit);
             }
             Kind::SetBlock(target, filter, body) => {
+                visit(Event::Scope(true));
                 filter.iter().for_each(|e| expr(e, visit));
                 statements(body, visit);
+                visit(Event::Scope(false));
                 store(target, visit);
             }
             Kind::For(of) => {
                 expr(&of.iterable, visit);
+                visit(Event::Scope(true));
                 store(&of.target, visit);
                 of.condition.iter().for_each(|e| expr(e, visit));
                 statements(&of.body, visit);
                 statements(&of.otherwise, visit);
+                visit(Event::Scope(false));
             }
             Kind::If(branches, otherwise) => {
                 visit(Event::Conditional(true));
@@ -103,11 +111,13 @@ pub fn statements<'a>(body: &'a [Statement], visit: &mut Visit<'a, '_>) {
                     expr(value, visit);
                     store(target, visit);
                 }
-                statements(body, visit);
+                scope(body, visit);
             }
             Kind::Filter(filter, body) => {
+                visit(Event::Scope(true));
                 expr(filter, visit);
                 statements(body, visit);
+                visit(Event::Scope(false));
             }
             Kind::Macro(of) => {
                 of.name.iter().for_each(|name| visit(Event::Makes(name)));
@@ -117,17 +127,25 @@ pub fn statements<'a>(body: &'a [Statement], visit: &mut Visit<'a, '_>) {
                 expr(call, visit);
                 macro_(of, visit);
             }
-            Kind::Generation(body) | Kind::Block(_, body) => statements(body, visit),
+            Kind::Generation(body) | Kind::Block(_, body) => scope(body, visit),
         }
     }
 }
 
+fn scope<'a>(body: &'a [Statement], visit: &mut Visit<'a, '_>) {
+    visit(Event::Scope(true));
+    statements(body, visit);
+    visit(Event::Scope(false));
+}
+
 fn macro_<'a>(of: &'a super::ast::Macro, visit: &mut Visit<'a, '_>) {
+    visit(Event::Scope(true));
     for (name, default) in &of.parameters {
         default.iter().for_each(|e| expr(e, visit));
         visit(Event::Makes(name));
     }
     statements(&of.body, visit);
+    visit(Event::Scope(false));
 }
 
 fn expr<'a>(e: &'a Expr, visit: &mut Visit<'a, '_>) {
