@@ -153,25 +153,16 @@ impl Interpreter {
             Kind::Text(text) => self.write(text)?,
             Kind::Print(all) => {
                 for e in all {
-                    let value = self.eval(e, scope)?;
-                    match value.as_str() {
-                        Some(text) => self.write(text)?,
-                        None => self.write(&value.print()?)?,
-                    }
+                    let text = self.eval(e, scope)?.print()?;
+                    self.write(&text)?;
                 }
             }
             Kind::Set(target, value) => {
                 let value = self.eval(value, scope)?;
                 self.assign(target, value, scope)?;
             }
-            Kind::SetBlock(target, filter, body) => {
-                let inner = Scope::within(scope);
-                let (flow, text) = self.captured(|this| this.run(body, &inner))?;
-                if flow != Flow::On {
-                    return Ok(flow);
-                }
-                let value = self.filtered(filter.as_ref(), text, scope)?;
-                self.assign(target, value, scope)?;
+            Kind::SetBlock(_, filter, body) => {
+                return self.captured_block(statement, filter.as_ref(), body, scope);
             }
             Kind::For(of) => {
                 let iterable = self.eval(&of.iterable, scope)?;
@@ -195,13 +186,7 @@ impl Interpreter {
                 return self.run(body, &inner);
             }
             Kind::Filter(filter, body) => {
-                let inner = Scope::within(scope);
-                let (flow, text) = self.captured(|this| this.run(body, &inner))?;
-                if flow != Flow::On {
-                    return Ok(flow);
-                }
-                let value = self.filtered(Some(filter), text, scope)?;
-                self.write(&value.print()?)?;
+                return self.captured_block(statement, Some(filter), body, scope);
             }
             Kind::Macro(of) => {
                 let closure = self.closure(of, scope);
@@ -210,13 +195,9 @@ impl Interpreter {
                 }
             }
             Kind::Call(call, of) => {
+                let Expr::Call(callee, args) = call else { return Ok(Flow::On) };
                 let caller = self.closure(of, scope);
-                let value = match call {
-                    Expr::Call(callee, args) => {
-                        self.call_expr(callee, args, Some(caller), scope)?
-                    }
-                    _ => Value::None,
-                };
+                let value = self.call_expr(callee, args, Some(caller), scope)?;
                 self.write(&value.print()?)?;
             }
             Kind::Generation(body) => self.run_within(body, scope)?,
@@ -232,6 +213,26 @@ impl Interpreter {
             }
         }
         Ok(Flow::On)
+    }
+
+    /// A block whose text is filtered, and then written or assigned.
+    fn captured_block(
+        &mut self,
+        statement: &Statement,
+        filter: Option<&Expr>,
+        body: &[Statement],
+        scope: &Rc<Scope>,
+    ) -> Result<Flow> {
+        let inner = Scope::within(scope);
+        let (flow, text) = self.captured(|this| this.run(body, &inner))?;
+        if flow == Flow::On {
+            let value = self.filtered(filter, text, scope)?;
+            match &statement.kind {
+                Kind::SetBlock(target, ..) => self.assign(target, value, scope)?,
+                _ => self.write(&value.print()?)?,
+            }
+        }
+        Ok(flow)
     }
 
     fn closure(&mut self, of: &Arc<Macro>, scope: &Rc<Scope>) -> Value {
@@ -376,7 +377,6 @@ impl Interpreter {
                     }
                 }
             }
-            Expr::Slice(_) => return Err(Fault::new("a slice within a tuple is not supported")),
             Expr::Call(callee, args) => self.call_expr(callee, args, None, scope)?,
             Expr::Filter(of, name, args) => {
                 let value = match of {
@@ -391,6 +391,12 @@ impl Interpreter {
                 let args = self.arguments(args, None, scope)?;
                 Value::Bool(checks::call(name, &value, &args)?)
             }
+            _ => return self.operation(e, scope),
+        })
+    }
+
+    fn operation(&mut self, e: &Expr, scope: &Rc<Scope>) -> Result<Value> {
+        Ok(match e {
             Expr::Not(of) => Value::Bool(!self.eval(of, scope)?.is_true()),
             Expr::Negative(of) => ops::negative(&self.eval(of, scope)?)?,
             Expr::Positive(of) => ops::positive(&self.eval(of, scope)?)?,
@@ -423,6 +429,7 @@ impl Interpreter {
                 (_, Some(otherwise)) => self.eval(otherwise, scope)?,
                 _ => Value::undefined("an `if` without its `else`"),
             },
+            _ => return Err(Fault::new("a slice within a tuple is not supported")),
         })
     }
 

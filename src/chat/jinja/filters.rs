@@ -108,17 +108,6 @@ pub fn call(
                 false => value.clone(),
             }
         }
-        "e" | "escape" | "forceescape" => {
-            args.none(name)?;
-            match value {
-                Value::Markup(_) if name != "forceescape" => value.clone(),
-                _ => Value::Markup(text::escape(&value.print()?).into()),
-            }
-        }
-        "safe" => {
-            args.none(name)?;
-            Value::Markup(value.print()?.into())
-        }
         "string" => {
             args.none(name)?;
             soft(value)?
@@ -139,30 +128,41 @@ pub fn call(
             Value::Int(words.count() as i128)
         }
         "wordwrap" => wordwrap(value, args)?,
-        "striptags" => {
-            args.none(name)?;
-            without_tags(&value.print()?)?.into()
-        }
-        "urlencode" => {
-            args.none(name)?;
-            urlencode(value)?.into()
-        }
-        "urlize" => urlize(value, args)?,
-        "xmlattr" => xmlattr(value, args)?,
+        "e" | "escape" | "forceescape" | "safe" | "striptags" | "urlencode" | "urlize"
+        | "xmlattr" => html(name, value, args)?,
         "tojson" => json::tojson(value, args)?,
         "pprint" => {
             args.none(name)?;
             pprint(value)?.into()
         }
-        "random" => {
-            args.none(name)?;
-            match (value.length(), value.items()?.pop()) {
-                (Some(0), _) => Value::undefined("a random item of no items"),
-                (Some(1), Some(item)) if !matches!(value, Value::Dict(_)) => item,
-                _ => return Err(Fault::new("`random` of several items is not supported")),
-            }
-        }
+        "random" => random(value, args)?,
         _ => return Err(Fault::new(format!("unknown filter `{name}`"))),
+    })
+}
+
+/// The one item; which of several it would be is not known.
+fn random(value: &Value, args: &Arguments) -> Result<Value> {
+    args.none("random")?;
+    match (value.length(), value.items()?.pop()) {
+        (Some(0), _) => Ok(Value::undefined("a random item of no items")),
+        (Some(1), Some(item)) if !matches!(value, Value::Dict(_)) => Ok(item),
+        _ => Err(Fault::new("`random` of several items is not supported")),
+    }
+}
+
+/// Filters that make HTML, or read it.
+fn html(name: &str, value: &Value, args: &Arguments) -> Result<Value> {
+    match name {
+        "urlize" => return urlize(value, args),
+        "xmlattr" => return xmlattr(value, args),
+        _ => args.none(name)?,
+    }
+    Ok(match (name, value) {
+        ("e" | "escape", Value::Markup(_)) => value.clone(),
+        ("safe", _) => Value::Markup(value.print()?.into()),
+        ("striptags", _) => without_tags(&value.print()?)?.into(),
+        ("urlencode", _) => urlencode(value)?.into(),
+        _ => Value::Markup(text::escape(&value.print()?).into()),
     })
 }
 

@@ -125,37 +125,14 @@ pub fn call(text: &str, name: &str, args: &Arguments) -> Result<Value> {
         return Ok(value);
     }
     Ok(match name {
-        "strip" | "lstrip" | "rstrip" => {
-            let args = args.bind(name, &[""], 0)?;
-            let chars = args.some(0).map(|_| args.text(0)).transpose()?;
-            let goes = |c: char| chars.map_or_else(|| text::is_space(c), |all| all.contains(c));
-            match name {
-                "strip" => text.trim_matches(goes),
-                "lstrip" => text.trim_start_matches(goes),
-                _ => text.trim_end_matches(goes),
-            }
-            .into()
-        }
+        "strip" | "lstrip" | "rstrip" => strip(text, name, args)?.into(),
         "split" | "rsplit" => split(text, name, args)?,
         "splitlines" => {
             let args = args.bind(name, &["keepends"], 0)?;
             let keep = args.int(0, 0)? != 0;
             Value::list(text::lines(text, keep).into_iter().map(Value::from).collect())
         }
-        "partition" | "rpartition" => {
-            let args = args.bind(name, &[""], 1)?;
-            let mark = separator(&args)?;
-            let found = match name {
-                "partition" => text.split_once(mark),
-                _ => text.rsplit_once(mark),
-            };
-            let parts = match found {
-                Some((before, after)) => [before, mark, after],
-                None if name == "partition" => [text, "", ""],
-                None => ["", "", text],
-            };
-            Value::tuple(parts.map(Value::from).to_vec())
-        }
+        "partition" | "rpartition" => partition(text, name, args)?,
         "startswith" | "endswith" => edge(text, name, args)?,
         "find" | "rfind" | "index" | "rindex" | "count" => find(text, name, args)?,
         "removeprefix" | "removesuffix" => {
@@ -180,21 +157,7 @@ pub fn call(text: &str, name: &str, args: &Arguments) -> Result<Value> {
             });
             texts.collect::<Result<Vec<_>>>()?.join(text).into()
         }
-        "center" | "ljust" | "rjust" => {
-            let args = args.bind(name, &["", ""], 1)?;
-            let fill = args.get(1).map_or(Ok(" "), |_| args.text(1))?;
-            let mut chars = fill.chars();
-            let (Some(fill), None) = (chars.next(), chars.next()) else {
-                return Err(Fault::new(format!("`{name}` fills with one character")));
-            };
-            pad(text, name, args.int(0, 0)?, fill)?.into()
-        }
-        "zfill" => {
-            let width = args.bind(name, &[""], 1)?.int(0, 0)?;
-            let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-            let sign = &text[..text.len() - digits.len()];
-            (sign.to_string() + &pad(digits, "rjust", width - sign.len() as i128, '0')?).into()
-        }
+        "center" | "ljust" | "rjust" | "zfill" => padded(text, name, args)?.into(),
         "maketrans" => table(args)?,
         "translate" => translate(text, &args.bind(name, &[""], 1)?.value(0))?.into(),
         "expandtabs" => {
@@ -203,6 +166,47 @@ pub fn call(text: &str, name: &str, args: &Arguments) -> Result<Value> {
         }
         _ => return Err(Fault::new(format!("the method `{name}` of a text is not supported"))),
     })
+}
+
+fn strip<'t>(text: &'t str, name: &str, args: &Arguments) -> Result<&'t str> {
+    let args = args.bind(name, &[""], 0)?;
+    let chars = args.some(0).map(|_| args.text(0)).transpose()?;
+    let goes = |c: char| chars.map_or_else(|| text::is_space(c), |all| all.contains(c));
+    Ok(match name {
+        "strip" => text.trim_matches(goes),
+        "lstrip" => text.trim_start_matches(goes),
+        _ => text.trim_end_matches(goes),
+    })
+}
+
+fn partition(text: &str, name: &str, args: &Arguments) -> Result<Value> {
+    let args = args.bind(name, &[""], 1)?;
+    let mark = separator(&args)?;
+    let found = match name {
+        "partition" => text.split_once(mark),
+        _ => text.rsplit_once(mark),
+    };
+    let parts = match found {
+        Some((before, after)) => [before, mark, after],
+        None if name == "partition" => [text, "", ""],
+        None => ["", "", text],
+    };
+    Ok(Value::tuple(parts.map(Value::from).to_vec()))
+}
+
+fn padded(text: &str, name: &str, args: &Arguments) -> Result<String> {
+    if name == "zfill" {
+        let width = args.bind(name, &[""], 1)?.int(0, 0)?;
+        let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+        let sign = &text[..text.len() - digits.len()];
+        return Ok(sign.to_string() + &pad(digits, "rjust", width - sign.len() as i128, '0')?);
+    }
+    let args = args.bind(name, &["", ""], 1)?;
+    let mut fill = args.get(1).map_or(Ok(" "), |_| args.text(1))?.chars();
+    match (fill.next(), fill.next()) {
+        (Some(fill), None) => pad(text, name, args.int(0, 0)?, fill),
+        _ => Err(Fault::new(format!("`{name}` fills with one character"))),
+    }
 }
 
 fn without_arguments(text: &str, name: &str) -> Result<Option<Value>> {

@@ -2,7 +2,7 @@
 
 use super::methods;
 use super::ops::index;
-use super::value::{self, Dict, Key, Value, View, range_length};
+use super::value::{self, Dict, Key, LoopState, Value, View, range_length};
 use super::{Arguments, Fault, Result};
 use std::rc::Rc;
 
@@ -109,8 +109,13 @@ pub fn attribute(value: &Value, name: &str) -> Result<Option<Value>> {
     if known.contains(&name) {
         return Ok(Some(Value::Method(Rc::new((value.clone(), name.into())))));
     }
+    Ok(field(value, name))
+}
+
+/// What is no method.
+fn field(value: &Value, name: &str) -> Option<Value> {
     let int = |n: usize| Value::Int(n as i128);
-    Ok(match value {
+    match value {
         Value::Int(_) | Value::Bool(_) => match name {
             "real" | "numerator" => value.as_int().map(Value::Int),
             "imag" => Some(int(0)),
@@ -162,29 +167,32 @@ pub fn attribute(value: &Value, name: &str) -> Result<Option<Value>> {
             "current" => state.0.get(state.1.get()).cloned(),
             _ => None,
         },
-        Value::Loop(state) => {
-            let (n, at) = (state.items.len(), state.index.get());
-            let item = |at: Option<usize>, what: &str| {
-                let item = at.and_then(|at| state.items.get(at)).cloned();
-                Some(item.unwrap_or_else(|| Value::undefined(what)))
-            };
-            match name {
-                "index" => Some(int(at + 1)),
-                "index0" => Some(int(at)),
-                "revindex" => Some(int(n - at)),
-                "revindex0" => Some(int(n - at - 1)),
-                "first" => Some(Value::Bool(at == 0)),
-                "last" => Some(Value::Bool(at + 1 == n)),
-                "length" => Some(int(n)),
-                "depth" => Some(int(state.depth + 1)),
-                "depth0" => Some(int(state.depth)),
-                "previtem" => item(at.checked_sub(1), "the item before the first one"),
-                "nextitem" => item(Some(at + 1), "the item behind the last one"),
-                _ => None,
-            }
-        }
+        Value::Loop(state) => of_loop(state, name),
         _ => None,
-    })
+    }
+}
+
+fn of_loop(state: &LoopState, name: &str) -> Option<Value> {
+    let int = |n: usize| Value::Int(n as i128);
+    let (n, at) = (state.items.len(), state.index.get());
+    let item = |at: Option<usize>, what: &str| {
+        let item = at.and_then(|at| state.items.get(at)).cloned();
+        Some(item.unwrap_or_else(|| Value::undefined(what)))
+    };
+    match name {
+        "index" => Some(int(at + 1)),
+        "index0" => Some(int(at)),
+        "revindex" => Some(int(n - at)),
+        "revindex0" => Some(int(n - at - 1)),
+        "first" => Some(Value::Bool(at == 0)),
+        "last" => Some(Value::Bool(at + 1 == n)),
+        "length" => Some(int(n)),
+        "depth" => Some(int(state.depth + 1)),
+        "depth0" => Some(int(state.depth)),
+        "previtem" => item(at.checked_sub(1), "the item before the first one"),
+        "nextitem" => item(Some(at + 1), "the item behind the last one"),
+        _ => None,
+    }
 }
 
 /// Python's `value[key]`; `None`: there is no such item.
