@@ -1,7 +1,7 @@
 //! Runs foreign code (a template, a grammar) in a thread that can be given up.
 //!
-//! minijinja counts instructions, but one instruction can double a string, and forty of them fill
-//! any memory. llguidance counts steps, but one step can double an expression. Nothing in their
+//! A template counts its steps, but one step can double a string, and forty of them fill any
+//! memory. llguidance counts steps, but one step can double an expression. Nothing in their
 //! interfaces bounds that, and a thread cannot be killed from outside. So the program's allocator
 //! counts what such a thread holds, and when it holds too much or runs too long its next allocation
 //! does not return: the thread sleeps for ever, with what it holds, and its caller is told. That

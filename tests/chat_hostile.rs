@@ -120,7 +120,7 @@ fn other_files_and_templates_are_out_of_reach() {
     ] {
         refused(statement, "");
     }
-    refused("{% include 'chat_template' %}", "recursion");
+    refused("{% include 'chat_template' %}", "include");
 }
 
 #[test]
@@ -138,13 +138,55 @@ fn the_templates_own_refusals_are_passed_on() {
     assert_eq!(sentence, "the chat template refuses these messages: roles must alternate");
 }
 
-/// minijinja panics on this one; whatever panics, the caller gets a sentence.
+/// One operation that makes much of little: a width, a count, a number of items.
 #[test]
-fn a_panic_of_the_engine_is_a_sentence() {
-    let template = ChatTemplate::new("{% for m in messages[::-1] %}x{% endfor %}", "", "").unwrap();
-    match template.render(&json!([]), None, false, &Map::new()) {
-        Ok(text) => assert_eq!(text, ""),
-        Err(e) => assert!(e.to_string().contains("engine fail"), "{e}"),
+fn counts_are_bounded() {
+    for source in [
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (10 ** 9, 1) }}",
+        "{{ '%.1000000000f' % 1 }}",
+        "{{ '{:1000000000}'.format('a') }}",
+        "{{ '{:.1000000000f}'.format(1.5) }}",
+        "{{ 'a'.ljust(10 ** 9) }}",
+        "{{ 'a'.rjust(10 ** 9) }}",
+        "{{ 'a'.zfill(10 ** 9) }}",
+        "{{ 'a' | center(10 ** 9) }}",
+        "{{ '\\t'.expandtabs(10 ** 9) }}",
+        "{{ 'a\\nb' | indent(10 ** 9) }}",
+        "{{ [1] | batch(10 ** 9, 0) | list }}",
+        "{{ [1] | slice(10 ** 9) | list }}",
+        "{{ [1] | tojson(indent=10 ** 9) }}",
+        "{{ ('a' * 10 ** 6).replace('a', 'b' * 10 ** 6) }}",
+        "{{ ('a' * 10 ** 6).replace('', 'b' * 10 ** 6) }}",
+        "{{ ('a' * 10 ** 6) | replace('a', 'b' * 10 ** 6) }}",
+        "{{ ('a' * 10 ** 6).translate({97: 'b' * 10 ** 6}) }}",
+        "{{ ('\\n' * 10 ** 6) | indent('b' * 10 ** 6, blank=true) }}",
+        "{{ ('%s' * 10 ** 5) % (('a' * 10 ** 6,) * 10 ** 5) }}",
+        "{{ ('{0}' * 10 ** 5).format('a' * 10 ** 6) }}",
+        "{{ ('b' * 10 ** 6).join('a' * 10 ** 6) }}",
+        "{{ ('a' * 10 ** 6) | join('b' * 10 ** 6) }}",
+        "{{ (['a' * 10 ** 6] * 10 ** 6) | join }}",
+        "{{ (['a' * 10 ** 6] * 10 ** 6) | string }}",
+        "{{ (['a' * 10 ** 6] * 10 ** 6) | tojson }}",
+        "{{ 10 ** 40 }}",
+    ] {
+        refusal(source);
+    }
+    assert_eq!(render("{{ messages[:0][::-1] }}").unwrap(), "[]");
+}
+
+/// Values that hold each other are let go with the template that made them.
+#[test]
+fn circles_of_values_are_let_go() {
+    for source in [
+        "{% set ns = namespace() %}{% set ns.self = ns %}{% set ns.x = [ns] %}",
+        "{% macro m() %}{{ m }}{% endmacro %}{% set x = [m] %}",
+        "{% set ns = namespace(x=[]) %}{% set _ = ns.x.append(ns) %}",
+    ] {
+        let start = Instant::now();
+        let big = format!("{{% set b = 'a' * 10 ** 7 %}}{source}");
+        (0..100).for_each(|_| drop(render(&big).unwrap()));
+        assert!(start.elapsed() < Duration::from_secs(15));
     }
 }
 

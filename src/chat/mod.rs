@@ -7,9 +7,8 @@
 mod clock;
 mod contents;
 mod environment;
-mod format;
 mod from_gguf;
-mod json;
+mod jinja;
 pub mod lark;
 mod limits;
 mod parts;
@@ -21,7 +20,7 @@ pub use contents::{ControlTexts, Rendered, encode_chat};
 pub use from_gguf::names;
 
 use crate::{Error, Result};
-use minijinja::Environment;
+use environment::Environment;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -48,9 +47,9 @@ pub const RESERVED: &[&str] = &[
 /// A compiled template with the tokens that it may write.
 pub struct ChatTemplate {
     source: String,
-    main: Arc<Environment<'static>>,
+    main: Arc<Environment>,
     /// The template named `tool_use`, taken when there are tools, where a model has one.
-    tool_use: Option<Arc<Environment<'static>>>,
+    tool_use: Option<Arc<Environment>>,
     tool_use_source: Option<String>,
     /// `bos_token`, `eos_token`, … as the template sees them.
     tokens: Map<String, Value>,
@@ -131,8 +130,7 @@ impl ChatTemplate {
         context.insert("documents".into(), Value::Null);
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
         context.extend(self.tokens.iter().chain(kwargs).map(|(k, v)| (k.clone(), v.clone())));
-        let context = environment::value(Value::Object(context));
-        limits::render(template, context).map_err(|e| named(self.origin.as_deref(), e))
+        environment::render(template, context).map_err(|e| named(self.origin.as_deref(), e))
     }
 }
 

@@ -62,10 +62,14 @@ impl Request {
             Value::Object(fields) => fields,
             _ => return Err(Error::format(path, "the file", "a list or an object", "neither")),
         };
-        let messages = fields.remove("messages").ok_or_else(|| {
+        let mut messages = fields.remove("messages").ok_or_else(|| {
             Error::format(path, "messages", "a list of messages", "no such field")
         })?;
         check_messages(path, &messages)?;
+        // Templates would print `None` for a member that is null, so transformers drops it.
+        for message in messages.as_array_mut().into_iter().flatten() {
+            message.as_object_mut().into_iter().for_each(|m| m.retain(|_, v| !v.is_null()));
+        }
         let add_generation_prompt = match fields.remove("add_generation_prompt") {
             None | Some(Value::Null) => false,
             Some(Value::Bool(yes)) => yes,

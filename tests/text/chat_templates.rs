@@ -188,6 +188,53 @@ fn messages_of_another_shape_are_refused() {
     assert_eq!(error.to_string(), "tools: expected an array, got an object");
 }
 
+/// Snippets that transformers renders and that are refused here, by a part of the sentence.
+const REFUSED: &[(&str, &str)] = &[
+    (r"{{ '\N{BULLET}' }}", "escapes by name"),
+    ("{{ 'abc'['a':] }}", "has no such slice"),
+    ("{{ 'abc'.encode() }}", "`encode` of a str is not supported"),
+    ("{{ ('%s'|safe) % '<' }}", "`%` on escaped text is not supported"),
+    ("{{ lipsum(n=1) is string }}", "random text"),
+    ("{{ (-8) ** 0.5 }}", "complex numbers are not supported"),
+    ("{{ 2 ** 200 }}", "127 bits"),
+    ("{{ '٣'|int }}", "other digits"),
+    ("{{ self }}", "`self` is not supported"),
+    ("{{ namespace }}", "cannot be printed"),
+    ("{{ joiner }}", "cannot be printed"),
+    ("{% autoescape true %}{{ '<' }}{% endautoescape %}", "`autoescape` other than `false`"),
+];
+
+/// Snippets that transformers' sandbox refuses: Kimi's templates change lists in this way.
+const MORE: &[&str] = &["{% set ns = namespace(xs=[]) %}{% set _ = ns.xs.append(1) %}{{ ns.xs }}"];
+
+/// What is rendered is what transformers renders (`snippets.py`), and nothing else is.
+#[test]
+fn snippets_render_as_transformers_does_or_are_refused_by_name() {
+    let all: Value = serde_json::from_slice(&common::gunzip(&fixture("snippets.json.gz"))).unwrap();
+    let context = all["context"].as_object().unwrap();
+    let clock = Clock::parse(all["now"].as_str().unwrap()).unwrap();
+    let (messages, tools) = (&context["messages"], Some(&context["tools"]));
+    let cases = all["cases"].as_array().unwrap();
+    assert!(cases.len() > 1400, "only {} cases", cases.len());
+    let mut faults = Vec::new();
+    for case in cases {
+        let (source, expected) = (case[0].as_str().unwrap(), case[1].as_str());
+        let got = ChatTemplate::with_clock(source, "<s>", "", clock)
+            .and_then(|template| template.render(messages, tools, true, context));
+        let refusal = REFUSED.iter().find(|(refused, _)| *refused == source);
+        let is_right = match (&got, expected) {
+            (Ok(text), Some(expected)) => text == expected && refusal.is_none(),
+            (Ok(_), None) => MORE.contains(&source),
+            (Err(_), None) => true,
+            (Err(e), Some(_)) => refusal.is_some_and(|(_, why)| e.to_string().contains(why)),
+        };
+        if !is_right {
+            faults.push(format!("{source}: expected {expected:?}, got {got:?}"));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
 /// A list in a namespace is changed as in Python.
 #[test]
 fn lists_of_a_namespace_grow_and_shrink() {
