@@ -281,6 +281,9 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             return Err(config.fail("hidden_act", known[0], act));
         }
     }
+    if let Some(field) = descriptor.convert.not_null.iter().find(|field| config.is_null(field)) {
+        return Err(config.fail(field, "a value", "null"));
+    }
     let class = hf_class(config)?;
     for (field, expected) in &descriptor.convert.expect {
         let (of_class, field) = field.split_once(": ").unwrap_or((&class, field));

@@ -70,6 +70,11 @@ impl Json {
         [nested, within(&self.value)].into_iter().flatten().find(|v| !v.is_null())
     }
 
+    /// Whether a field is there and null.
+    pub fn is_null(&self, field: &str) -> bool {
+        field.split('.').try_fold(&self.value, part_of).is_some_and(Value::is_null)
+    }
+
     /// The first of several fields that is there, with its name.
     pub fn first<'a>(&self, fields: &'a [impl AsRef<str>]) -> Option<(&'a str, &Value)> {
         fields.iter().find_map(|f| self.at(f.as_ref()).map(|v| (f.as_ref(), v)))

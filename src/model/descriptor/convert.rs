@@ -72,6 +72,9 @@ pub struct Convert {
     /// A field that `per_layer_config` has, and its name for a kind of layers.
     #[serde(default)]
     pub by_kind: BTreeMap<String, BTreeMap<String, String>>,
+    /// Fields whose null switches a part off that the engine always has.
+    #[serde(default)]
+    pub not_null: Vec<String>,
     /// Checkpoint tensors whose name ends in one of these are dropped.
     pub ignore: Vec<String>,
     /// Whether the output is the embedding, where the config lacks `tie_word_embeddings`.
