@@ -149,6 +149,7 @@ impl BatchArgs {
             },
             only_experts: false,
             overrides: Vec::new(),
+            adapters: Vec::new(),
             without_text: false,
             test: TestHooks::default(),
         }
