@@ -172,7 +172,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
 
     let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
     set_all(&mut writer)?;
-    let job = |i: usize| rows::job(&checkpoint, &tensors[i], targets[i].ty, changes.of(&tensors[i].name));
+    let job = |i: usize| rows::job(&checkpoint, &tensors[i], targets[i].ty, &changes);
     layout::write(writer, options.layout, &targets, "converting", job)
 }
 

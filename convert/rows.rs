@@ -2,7 +2,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::encoding::MX_BLOCK;
-use super::lora::{Applied, Change};
+use super::lora::{Applied, Changes};
 use super::plan::{Piece, Planned, Source};
 use super::stream::{self, Job, Make};
 use super::view::Runs;
@@ -14,10 +14,10 @@ pub fn job<'a>(
     checkpoint: &'a Checkpoint,
     tensor: &'a Planned,
     ty: TensorType,
-    changes: &'a [Change],
+    changes: &'a Changes,
 ) -> Job<'a> {
     let Planned { name, dims, source } = tensor;
-    let row_len = dims[0] as usize;
+    let (row_len, changes) = (dims[0] as usize, changes.of(name));
     let mut job = Job::of_rows(name, dims, ty, Box::new(|_, _| Ok(0)));
     match source {
         Source::Values(values) => {

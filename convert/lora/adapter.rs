@@ -51,6 +51,7 @@ const KNOWN: &[&str] = &[
     "target_modules",
     "target_parameters",
     "task_type",
+    "use_dora",
     "use_rslora",
     // Compresses gradients.
     "velora_config",
@@ -77,6 +78,8 @@ pub struct Target {
     pub b: HfTensor,
     /// Behind `b`, for the module's bias.
     pub bias: Option<HfTensor>,
+    /// The lengths that the rows of the sum get (DoRA): [rows].
+    pub magnitude: Option<HfTensor>,
     /// What the factors are scaled by, times the root of the rank or the rank.
     alpha: f64,
     use_rslora: bool,
@@ -107,6 +110,7 @@ struct Parts {
     a: Option<HfTensor>,
     b: Option<HfTensor>,
     bias: Option<HfTensor>,
+    magnitude: Option<HfTensor>,
     is_embedding: bool,
 }
 
@@ -143,8 +147,10 @@ impl Adapter {
                         "A.weight" | "embedding_A" => &mut parts.a,
                         "B.weight" | "embedding_B" => &mut parts.b,
                         "B.bias" => &mut parts.bias,
+                        "magnitude_vector" | "magnitude_vector.weight" => &mut parts.magnitude,
                         _ => {
-                            let expected = "lora_A and lora_B only; merge it with peft";
+                            let expected =
+                                "lora_A, lora_B and lora_magnitude_vector; merge it with peft";
                             return Err(fail(checkpoint, &tensor, "name", expected, part));
                         }
                     };
@@ -213,7 +219,22 @@ impl Adapter {
             None => self.config.require_number("lora_alpha")?,
         };
         let use_rslora = self.config.bool("use_rslora")?.unwrap_or(false);
-        self.targets.push(Target { name, kind, a, b, bias: parts.bias, alpha, use_rslora });
+        let magnitude = parts.magnitude;
+        let has_lengths = self.config.bool("use_dora")? == Some(true);
+        if magnitude.is_some() != has_lengths || (has_lengths && kind != TargetKind::Linear) {
+            let expected = format!("{has_lengths}, or lengths of linear layers alone");
+            return Err(self.config.fail("use_dora", expected, format!("another for {name}")));
+        }
+        self.targets.push(Target {
+            name,
+            kind,
+            a,
+            b,
+            bias: parts.bias,
+            magnitude,
+            alpha,
+            use_rslora,
+        });
         Ok(())
     }
 

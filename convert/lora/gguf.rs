@@ -104,7 +104,7 @@ impl Pair {
         let mut placed = Vec::new();
         for change in changes {
             let ChangeKind::Add(product) = &change.kind else {
-                return Err(refused("a module to save"));
+                return Err(refused("a module to save, or rows of given lengths (use_dora)"));
             };
             if tensor.dims.len() == 1 && product.rows.tensor.is_none() {
                 return Err(refused("a bias"));

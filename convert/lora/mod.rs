@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use rayon::prelude::*;
+
 use super::checkpoint::{Checkpoint, HfTensor};
 use super::encoding::Encoding;
 use super::names::matched;
@@ -65,12 +67,31 @@ enum ChangeKind {
     /// The piece's own values take the place of others.
     Replace,
     Add(Product),
+    /// Rows of the sum get these lengths.
+    Lengths(Box<Lengths>),
+}
+
+/// The lengths of the rows of `weight` with the product added (DoRA, arXiv 2402.09353).
+#[derive(Debug)]
+struct Lengths {
+    weight: HfTensor,
+    product: Product,
+    /// [rows]
+    lengths: HfTensor,
 }
 
 impl Adapters {
     /// Reads folders of adapters; the files of their tensors become shards of the checkpoint.
     pub fn open(folders: &[PathBuf], checkpoint: &mut Checkpoint) -> Result<Adapters> {
-        folders.iter().map(|f| Adapter::open(f, checkpoint)).collect::<Result<_>>().map(Adapters)
+        let all: Result<Vec<_>> = folders.iter().map(|f| Adapter::open(f, checkpoint)).collect();
+        let all = all?;
+        for adapter in all.iter().filter(|_| all.len() > 1) {
+            if adapter.config.bool("use_dora")? == Some(true) {
+                let expected = "false beside other adapters, whose order would matter";
+                return Err(adapter.config.fail("use_dora", expected, "true"));
+            }
+        }
+        Ok(Adapters(all))
     }
 
     /// Writes the one adapter there is as a file of its own. `planned` is changed as `plan` says.
@@ -162,7 +183,10 @@ impl Merge<'_> {
                 TargetKind::Parameter => self.stacked(target, &row, &mut tensor)?,
                 _ => plain(self.planner.checkpoint, target)?,
             };
-            self.add_product(&row, &tensor, product)?;
+            self.add_product(&row, &tensor, product.clone())?;
+            if let Some(lengths) = &target.magnitude {
+                self.set_lengths(&row, &tensor, product, lengths)?;
+            }
         }
         if let Some(bias) = &target.bias {
             let named = bias.named(target.name.replace(".weight", ".bias"));
@@ -191,6 +215,33 @@ impl Merge<'_> {
         }
         let place = self.place(row, tensor, &piece)?;
         let change = Change { start: place.start, piece, kind: ChangeKind::Add(product) };
+        self.changes.0.entry(place.name).or_default().push(change);
+        Ok(())
+    }
+
+    /// Gives the rows of a changed tensor their lengths.
+    fn set_lengths(
+        &mut self,
+        row: &TensorRow,
+        tensor: &HfTensor,
+        product: Product,
+        lengths: &HfTensor,
+    ) -> Result<()> {
+        let checkpoint = self.planner.checkpoint;
+        let is_it = |t: &&HfTensor| self.planner.plain_name(&t.name) == tensor.name;
+        let weight = checkpoint.tensors().find(is_it).filter(|t| t.shape == tensor.shape);
+        let (_, piece) = self.planner.piece(row, tensor)?;
+        let Some(weight) = weight.filter(|_| piece.maps.is_empty()).cloned() else {
+            let expected = "a tensor of the checkpoint, stored as it is";
+            return Err(fail(checkpoint, lengths, "name", expected, "none"));
+        };
+        if lengths.shape.iter().product::<u64>() != product.n_rows {
+            let (expected, got) = (format!("[{}]", product.n_rows), format!("{:?}", lengths.shape));
+            return Err(fail(checkpoint, lengths, "shape", expected, got));
+        }
+        let place = self.place(row, tensor, &piece)?;
+        let lengths = Box::new(Lengths { weight, product, lengths: lengths.clone() });
+        let change = Change { start: place.start, piece, kind: ChangeKind::Lengths(lengths) };
         self.changes.0.entry(place.name).or_default().push(change);
         Ok(())
     }
@@ -458,7 +509,34 @@ impl Changes {
 pub struct Applied<'a> {
     checkpoint: &'a Checkpoint,
     changes: &'a [Change],
-    loaded: Mutex<Option<Arc<Vec<Option<Loaded<'a>>>>>>,
+    loaded: Mutex<Option<Arc<Vec<Ready<'a>>>>>,
+}
+
+/// What a change needs in memory.
+enum Ready<'a> {
+    Replace,
+    Add(Loaded<'a>),
+    /// A factor for each row of so many columns.
+    Scale(Vec<f32>, u64),
+}
+
+impl Lengths {
+    /// What rows are multiplied with.
+    fn factors(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>> {
+        let product = self.product.load(checkpoint)?;
+        let n = self.product.n_columns as usize;
+        let mut factors = vec![0.0; self.product.n_rows as usize];
+        checkpoint.read(&self.lengths, 0, &mut factors)?;
+        factors.par_iter_mut().enumerate().try_for_each(|(row, factor)| -> Result<()> {
+            let (mut values, mut more) = (vec![0.0; n], vec![0.0; n]);
+            checkpoint.read(&self.weight, (row * n) as u64, &mut values)?;
+            product.fill((row * n) as u64, &mut more);
+            let sums = values.iter().zip(&more).map(|(x, more)| f64::from(x + more).powi(2));
+            *factor = (f64::from(*factor) / sums.sum::<f64>().sqrt()) as f32;
+            Ok(())
+        })?;
+        Ok(factors)
+    }
 }
 
 impl<'a> Applied<'a> {
@@ -471,7 +549,7 @@ impl<'a> Applied<'a> {
         let loaded = self.load()?;
         let end = first + out.len() as u64;
         let mut values = Vec::new();
-        for (change, product) in self.changes.iter().zip(&*loaded) {
+        for (change, ready) in self.changes.iter().zip(&*loaded) {
             let from = first.max(change.start);
             let to = end.min(change.start + change.piece.len);
             if from >= to {
@@ -479,35 +557,48 @@ impl<'a> Applied<'a> {
             }
             let out = &mut out[(from - first) as usize..(to - first) as usize];
             let piece = &change.piece;
-            match product {
-                None => {
+            match ready {
+                Ready::Replace => {
                     let read = |at, out: &mut [f32]| self.checkpoint.read(&piece.tensor, at, out);
                     piece.walk.fill(from - change.start, out, read)?;
                     piece.maps.iter().for_each(|map| map.apply(out));
                 }
-                Some(product) => {
-                    values.clear();
-                    values.resize(out.len(), 0.0);
+                Ready::Add(product) => {
                     let read = |at, out: &mut [f32]| {
                         product.fill(at, out);
                         Ok::<(), Error>(())
                     };
-                    piece.walk.fill(from - change.start, &mut values, read)?;
+                    values.resize(out.len(), 0.0);
+                    piece.walk.fill(from - change.start, &mut values[..out.len()], read)?;
                     out.iter_mut().zip(&values).for_each(|(x, more)| *x += more);
+                }
+                Ready::Scale(factors, n_columns) => {
+                    let read = |at: u64, out: &mut [f32]| {
+                        let rows = (at..).map(|at| factors[(at / n_columns) as usize]);
+                        out.iter_mut().zip(rows).for_each(|(x, factor)| *x = factor);
+                        Ok::<(), Error>(())
+                    };
+                    values.resize(out.len(), 0.0);
+                    piece.walk.fill(from - change.start, &mut values[..out.len()], read)?;
+                    out.iter_mut().zip(&values).for_each(|(x, factor)| *x *= factor);
                 }
             }
         }
         Ok(())
     }
 
-    fn load(&self) -> Result<Arc<Vec<Option<Loaded<'a>>>>> {
+    fn load(&self) -> Result<Arc<Vec<Ready<'a>>>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(loaded) = &*loaded {
             return Ok(loaded.clone());
         }
         let load = |change: &'a Change| match &change.kind {
-            ChangeKind::Replace => Ok(None),
-            ChangeKind::Add(product) => product.load(self.checkpoint).map(Some),
+            ChangeKind::Replace => Ok(Ready::Replace),
+            ChangeKind::Add(product) => product.load(self.checkpoint).map(Ready::Add),
+            ChangeKind::Lengths(lengths) => {
+                let factors = lengths.factors(self.checkpoint)?;
+                Ok(Ready::Scale(factors, lengths.product.n_columns))
+            }
         };
         let all: Result<Vec<_>> = self.changes.iter().map(load).collect();
         Ok(loaded.insert(Arc::new(all?)).clone())

@@ -120,6 +120,11 @@ impl Engine {
         Session::new(self)
     }
 
+    /// What it was loaded with.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
     /// How much of each adapter texts take that do not say; empty without adapters.
     pub fn adapter_scales(&self) -> &[f32] {
         self.model.adapters.as_ref().map_or(&[], |adapters| &adapters.defaults)

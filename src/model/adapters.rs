@@ -118,9 +118,8 @@ fn halves(gguf: &Gguf) -> Result<BTreeMap<&str, Halves<'_>>> {
     let mut all: BTreeMap<&str, Halves<'_>> = BTreeMap::new();
     for tensor in gguf.tensors() {
         let ends = [".lora_a", ".lora_b"];
-        let found = ends.iter().enumerate().find_map(|(i, end)| {
-            Some((i, tensor.name.strip_suffix(end)?))
-        });
+        let found =
+            ends.iter().enumerate().find_map(|(i, end)| Some((i, tensor.name.strip_suffix(end)?)));
         let Some((i, name)) = found else {
             let expected = "a name that ends with .lora_a or .lora_b";
             return Err(Error::format(gguf.path(), tensor.name.clone(), expected, "another"));

@@ -28,6 +28,10 @@ pub fn card(name: &str) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+fn is_factor(tensor: &str) -> bool {
+    tensor.contains("lora_") && !tensor.contains("magnitude")
+}
+
 /// Writes the folder that peft would save.
 pub fn write(name: &str, card: &Value, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
@@ -36,7 +40,7 @@ pub fn write(name: &str, card: &Value, to: &Path) {
     for (tensor, shape) in card["tensors"].as_object().expect("tensors") {
         let shape: Vec<u64> = shape.as_array().unwrap().iter().flat_map(Value::as_u64).collect();
         let (start, n_inputs) = (data.len(), *shape.last().unwrap());
-        let scale = if tensor.contains("lora_") { SCALE } else { 1.0 };
+        let scale = if is_factor(tensor) { SCALE } else { 1.0 };
         let values = cards::values(name, tensor, &shape, n_inputs).map(|x| x * scale);
         data.extend(values.flat_map(f32::to_le_bytes));
         let place = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]});

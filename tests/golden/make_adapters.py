@@ -54,7 +54,20 @@ CASES = {
     # A pair for each half of what the checkpoint and the model share.
     "tied": (
         "llama_tied",
-        dict(r=2, target_modules=["embed_tokens", "lm_head", "k_proj"], rank_pattern={"lm_head": 3}),
+        dict(
+            r=2,
+            target_modules=["embed_tokens", "lm_head", "k_proj"],
+            rank_pattern={"lm_head": 3},
+        ),
+    ),
+    "embeddings": (
+        "llama",
+        dict(
+            r=3,
+            lora_alpha=5,
+            use_rslora=True,
+            target_modules=["embed_tokens", "lm_head", "q_proj", "gate_proj", "down_proj"],
+        ),
     ),
     "tied_embedding": ("qwen3", dict(r=2, target_modules=["embed_tokens"])),
     "saved": (
@@ -77,11 +90,21 @@ CASES = {
             rank_pattern={"1.self_attn.q_proj": 1},
         ),
     ),
+    "lengths": (
+        "mixtral",
+        dict(r=2, use_dora=True, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
+    ),
     "latent": (
         "deepseek_v3",
-        dict(r=2, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
+        dict(
+            r=2,
+            target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        ),
     ),
-    "delta": ("qwen3next", dict(r=2, target_modules=["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"])),
+    "delta": (
+        "qwen3next",
+        dict(r=2, target_modules=["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"]),
+    ),
 }
 
 
@@ -89,7 +112,7 @@ def weights(name, shapes):
     """Small beside the base, and large enough to change every logit."""
     made = {}
     for tensor, shape in shapes.items():
-        scale = 1 if "lora_" not in tensor else SCALE
+        scale = SCALE if "lora_" in tensor and "magnitude" not in tensor else 1
         made[tensor] = torch.from_numpy(values(name, tensor, shape)) * scale
     return made
 
@@ -104,7 +127,8 @@ def make(name, base, asked):
         folder = Path(folder)
         unpack(base, folder)
         load = transformers.AutoModelForCausalLM.from_pretrained
-        fresh = lambda: load(folder / base, dtype=torch.float32, attn_implementation="eager").eval()
+        how = dict(dtype=torch.float32, attn_implementation="eager")
+        fresh = lambda: load(folder / base, **how).eval()
         model = fresh()
         plain = logits(model)
         adapted = peft.get_peft_model(model, peft.LoraConfig(init_lora_weights=False, **asked))

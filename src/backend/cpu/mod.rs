@@ -66,7 +66,13 @@ impl Cpu {
     pub fn new(n_threads: usize) -> Cpu {
         let scratch = (0..n_threads).map(|_| PerThread(UnsafeCell::default())).collect();
         let pool = Pool::new(n_threads);
-        Cpu { pool, kernels: simd::kernels(), scratch, partials: RefCell::default(), keeps_inputs: false }
+        Cpu {
+            pool,
+            kernels: simd::kernels(),
+            scratch,
+            partials: RefCell::default(),
+            keeps_inputs: false,
+        }
     }
 
     pub fn n_threads(&self) -> usize {
