@@ -80,7 +80,7 @@ pub struct Target {
     pub bias: Option<HfTensor>,
     /// The lengths that the rows of the sum get (DoRA): [rows].
     pub magnitude: Option<HfTensor>,
-    /// What the factors are scaled by, times the root of the rank or the rank.
+    /// The scale of the product, times the rank or the root of the rank.
     alpha: f64,
     use_rslora: bool,
 }
@@ -104,7 +104,7 @@ impl Target {
     }
 }
 
-/// What a module's tensors are.
+/// The tensors of a module.
 #[derive(Debug, Default)]
 struct Parts {
     a: Option<HfTensor>,

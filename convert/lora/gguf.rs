@@ -25,8 +25,10 @@ struct Pair {
     b: Vec<f32>,
 }
 
-/// Where a piece's rows and columns are in its product.
+/// A piece whose rows and columns are those of its product.
 struct Placed<'a> {
+    /// The piece's first row, counted through the tensor.
+    first_row: u64,
     product: &'a Product,
     /// Whether the piece's rows are the product's columns.
     is_turned: bool,
@@ -36,15 +38,18 @@ struct Placed<'a> {
     columns: Vec<u64>,
 }
 
-/// Writes the pairs of one adapter: `alpha` is what the file says, ranks are those of the pairs.
-/// Answers their number and bytes.
+/// Writes the pairs of one adapter, of which this is the config. Answers their number and bytes.
 pub fn write(
     writer: &mut Writer,
     checkpoint: &Checkpoint,
-    (config, alpha): (&Json, f32),
-    (planned, changes): (&[Planned], &Changes),
+    config: &Json,
+    planned: &[Planned],
+    changes: &Changes,
     ty: TensorType,
 ) -> Result<(usize, u64)> {
+    // A file whose number is 0 means a scale of 1.
+    let alpha = config.require_number("lora_alpha")? as f32;
+    let alpha = if alpha == 0.0 { 1.0 } else { alpha };
     writer.set("general.type", "adapter")?;
     writer.set("adapter.type", "lora")?;
     writer.set("adapter.lora.alpha", alpha)?;
@@ -111,10 +116,11 @@ impl Pair {
             }
             let placed_here = Placed::of(product, change, inputs)
                 .ok_or_else(|| refused("rows and columns in an order that mixes them"))?;
-            placed.push((change.start / inputs, placed_here));
+            placed.push(placed_here);
         }
         let slots = slots(&placed, outputs);
-        let rank = slots.iter().map(|(_, first, product)| first + product.rank).max().unwrap_or(0);
+        let ends = placed.iter().zip(&slots).map(|(p, slot)| slot + p.product.rank);
+        let rank = ends.max().unwrap_or(0);
         let [n_inputs, n_outputs, n_matrices, rank] =
             [inputs, outputs, matrices, rank].map(|n| n as usize);
         let mut pair = Pair {
@@ -129,12 +135,12 @@ impl Pair {
         let Some((checkpoint, alpha)) = values else { return Ok(pair) };
         pair.a = vec![0.0; n_matrices * rank * n_inputs];
         pair.b = vec![0.0; n_matrices * n_outputs * rank];
-        for ((first_row, placed), (_, slot, product)) in placed.iter().zip(&slots) {
+        for (placed, slot) in placed.iter().zip(&slots) {
             let of_file = alpha / rank as f32;
-            let factor = product.scale / of_file;
+            let factor = placed.product.scale / of_file;
             let is_one = (factor - 1.0).abs() < f32::EPSILON;
             let factor = if is_one { 1.0 } else { factor };
-            pair.fill(checkpoint, (*first_row, placed), *slot as usize, factor)?;
+            pair.fill(checkpoint, placed, *slot as usize, factor)?;
         }
         Ok(pair)
     }
@@ -142,7 +148,7 @@ impl Pair {
     fn fill(
         &mut self,
         checkpoint: &Checkpoint,
-        (first_row, placed): (u64, &Placed<'_>),
+        placed: &Placed<'_>,
         slot: usize,
         factor: f32,
     ) -> Result<()> {
@@ -156,7 +162,7 @@ impl Pair {
         let rank = product.rank as usize;
         let mut done = None;
         for (i, (matrix, line)) in placed.rows.iter().enumerate() {
-            let row = first_row as usize + i;
+            let row = placed.first_row as usize + i;
             let e = row / self.n_outputs;
             let from = &of_rows[(matrix * n_rows + line) as usize * rank..][..rank];
             let to = &mut self.b[row * self.rank + slot..][..rank];
@@ -198,25 +204,24 @@ impl Pair {
 
 /// The first rank of each change: changes of other matrices, and those with the same inputs, have
 /// the same ranks, others are behind each other.
-fn slots<'a>(placed: &[(u64, Placed<'a>)], outputs: u64) -> Vec<(u64, u64, &'a Product)> {
+fn slots(placed: &[Placed<'_>], outputs: u64) -> Vec<u64> {
     let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
-    let mut slots: Vec<(u64, u64, &Product)> = Vec::new();
-    for (i, (first_row, p)) in placed.iter().enumerate() {
-        let matrices = first_row / outputs..=(first_row + p.rows.len() as u64 - 1) / outputs;
-        let shares = placed[..i].iter().zip(&slots).find(|((_, other), _)| {
+    let mut slots: Vec<u64> = Vec::new();
+    for (i, p) in placed.iter().enumerate() {
+        let last_row = p.first_row + p.rows.len() as u64 - 1;
+        let matrices = p.first_row / outputs..=last_row / outputs;
+        let shares = placed[..i].iter().zip(&slots).find(|(other, _)| {
             let name = |p: &Product| p.columns.tensor.as_ref().map(|t| t.name.clone());
             let is_same = name(other.product) == name(p.product);
             is_same && other.columns == p.columns && other.is_turned == p.is_turned
         });
-        let first = match shares {
-            Some((_, (_, first, _))) => *first,
-            None => matrices.clone().filter_map(|m| ends.get(&m).copied()).max().unwrap_or(0),
-        };
-        for matrix in matrices {
+        let behind = || matrices.clone().filter_map(|m| ends.get(&m).copied()).max().unwrap_or(0);
+        let first = shares.map_or_else(behind, |(_, first)| *first);
+        for matrix in matrices.clone() {
             let end = ends.entry(matrix).or_default();
             *end = (*end).max(first + p.product.rank);
         }
-        slots.push((*first_row, first, p.product));
+        slots.push(first);
     }
     slots
 }
@@ -267,7 +272,8 @@ impl<'a> Placed<'a> {
         let rows = (0..n_rows).map(|row| at(outer, row));
         let rows = rows.map(|at| (at / whole, line(at, is_turned))).collect();
         let columns = (0..inputs).map(|i| line(at(inner, i), !is_turned)).collect();
-        Some(Placed { product, is_turned, rows, columns })
+        let first_row = change.start / inputs;
+        Some(Placed { first_row, product, is_turned, rows, columns })
     }
 }
 

@@ -49,7 +49,7 @@ const UNMARKED: &str = "llama4";
 #[derive(Debug, Default)]
 pub struct Adapters(Vec<Adapter>);
 
-/// What adapters change, by GGUF tensor.
+/// The changes that adapters make, by GGUF tensor.
 #[derive(Debug, Default)]
 pub struct Changes(BTreeMap<String, Vec<Change>>);
 
@@ -66,7 +66,7 @@ pub struct Change {
 enum ChangeKind {
     /// The piece's own values take the place of others.
     Replace,
-    Add(Product),
+    Add(Box<Product>),
     /// Rows of the sum get these lengths.
     Lengths(Box<Lengths>),
 }
@@ -114,11 +114,7 @@ impl Adapters {
         if planned.len() > n {
             return Err(gguf::not_alone(planner.config));
         }
-        // A file without the number means a scale of 1.
-        let alpha = adapter.config.require_number("lora_alpha")? as f32;
-        let alpha = if alpha == 0.0 { 1.0 } else { alpha };
-        let of_file = (&adapter.config, alpha);
-        gguf::write(writer, planner.checkpoint, of_file, (&planned, &changes), ty)
+        gguf::write(writer, planner.checkpoint, &adapter.config, &planned, &changes, ty)
     }
 
     /// The changes of the planned tensors. An output that is the embedding becomes a tensor of
@@ -214,7 +210,7 @@ impl Merge<'_> {
             return Err(fail(self.planner.checkpoint, tensor, "name", expected, "another"));
         }
         let place = self.place(row, tensor, &piece)?;
-        let change = Change { start: place.start, piece, kind: ChangeKind::Add(product) };
+        let change = Change { start: place.start, piece, kind: ChangeKind::Add(Box::new(product)) };
         self.changes.0.entry(place.name).or_default().push(change);
         Ok(())
     }
@@ -265,7 +261,7 @@ impl Merge<'_> {
         Err(fail(self.planner.checkpoint, tensor, "name", expected, "one that no row takes"))
     }
 
-    /// Where in which GGUF tensor a row's piece goes.
+    /// The place of a row's piece: which GGUF tensor, and where in it.
     fn place(&mut self, row: &TensorRow, tensor: &HfTensor, piece: &Piece) -> Result<Place> {
         let at = matched(&row.hf, &tensor.name).unwrap_or_default();
         let name = row.gguf.replace("{layer}", &at.layer.unwrap_or(0).to_string());
@@ -512,7 +508,7 @@ pub struct Applied<'a> {
     loaded: Mutex<Option<Arc<Vec<Ready<'a>>>>>,
 }
 
-/// What a change needs in memory.
+/// A change with all that it needs in memory.
 enum Ready<'a> {
     Replace,
     Add(Loaded<'a>),
@@ -521,7 +517,7 @@ enum Ready<'a> {
 }
 
 impl Lengths {
-    /// What rows are multiplied with.
+    /// The factors of rows that give them their lengths.
     fn factors(&self, checkpoint: &Checkpoint) -> Result<Vec<f32>> {
         let product = self.product.load(checkpoint)?;
         let n = self.product.n_columns as usize;

@@ -3,8 +3,8 @@
 use super::super::checkpoint::{Checkpoint, HfTensor};
 use crate::Result;
 
-/// What is added to a tensor [matrices, rows, columns]: in each matrix, scale · R·C. R is
-/// [rows, rank] and C [rank, columns], whichever of A and B they are.
+/// An addend of a tensor [matrices, rows, columns]: in each matrix, scale · R·C. R is [rows, rank]
+/// and C [rank, columns], whichever of A and B they are.
 #[derive(Clone, Debug)]
 pub struct Product {
     pub rows: Factor,

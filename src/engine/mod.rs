@@ -120,7 +120,7 @@ impl Engine {
         Session::new(self)
     }
 
-    /// What it was loaded with.
+    /// The options that it was loaded with.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }

@@ -76,14 +76,14 @@ impl<'p> CpuPass<'p, '_> {
         let adapted = adapters.of(table, self.batch.row_factors().0);
         let rows = x.chunks_exact_mut(n_embd).zip(self.batch.tokens());
         for (row, (x, token)) in rows.enumerate() {
-            for of in adapted.pairs {
-                let factor = adapted.factor(row, of) * self.model.hyper.embedding_scale;
+            for pair in adapted.pairs {
+                let factor = adapted.factor(row, pair) * self.model.hyper.embedding_scale;
                 if factor == 0.0 {
                     continue;
                 }
-                for k in 0..of.1.rank {
-                    let a = of.1.a(0, k)[*token as usize];
-                    self.cpu.kernels.axpy(x, factor * a, of.1.b(0, k));
+                for k in 0..pair.rank {
+                    let a = pair.a(0, k)[*token as usize];
+                    self.cpu.kernels.axpy(x, factor * a, pair.b(0, k));
                 }
             }
         }

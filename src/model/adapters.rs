@@ -25,7 +25,7 @@ pub struct AdapterFile {
 /// Adapters by the tensors that they stand beside.
 #[derive(Debug)]
 pub struct Adapters {
-    pairs: HashMap<usize, Vec<(usize, LowRank)>>,
+    pairs: HashMap<usize, Vec<LowRank>>,
     /// How much of each adapter texts take that do not say.
     pub defaults: Arc<[f32]>,
     /// A digest of the files.
@@ -54,8 +54,8 @@ impl Adapters {
             check(&gguf, model)?;
             let alpha = gguf.f32("adapter.lora.alpha")?.unwrap_or(0.0);
             for (name, halves) in halves(&gguf)? {
-                let (tensor, pair) = pair(&gguf, name, halves, (model, &places), alpha)?;
-                pairs.entry(tensor).or_default().push((number, pair));
+                let (tensor, pair) = pair(&gguf, name, halves, model, &places, alpha)?;
+                pairs.entry(tensor).or_default().push(LowRank { adapter: number, ..pair });
             }
         }
         let defaults = files.iter().map(|file| file.scale).collect();
@@ -134,7 +134,8 @@ fn pair(
     gguf: &Gguf,
     name: &str,
     halves: Halves<'_>,
-    (model, places): (&Model, &HashMap<usize, Place>),
+    model: &Model,
+    places: &HashMap<usize, Place>,
     alpha: f32,
 ) -> Result<(usize, LowRank)> {
     let fail = |expected: String, got: String| Error::format(gguf.path(), name, expected, got);
@@ -181,7 +182,7 @@ fn pair(
         Place::Table => (turned(&a, m, rank), turned(&b, n, rank), m, n),
     };
     let scale = if alpha == 0.0 { 1.0 } else { alpha / rank as f32 };
-    Ok((tensor, LowRank { n_matrices: e, rank, n_inputs, n_outputs, a, b, scale }))
+    Ok((tensor, LowRank { adapter: 0, n_matrices: e, rank, n_inputs, n_outputs, a, b, scale }))
 }
 
 /// Matrices [rows, rank] as [rank, rows].

@@ -1,5 +1,5 @@
-//! LoRA adapters: `GET` and `POST /lora-adapters`, and the field `lora` of requests, as llama-server
-//! has them.
+//! LoRA adapters: `GET` and `POST /lora-adapters`, and the field `lora` of requests, as
+//! llama-server has them.
 
 use std::sync::{Arc, PoisonError, RwLock};
 

@@ -5,7 +5,7 @@ use crate::{cards, repo};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// What factors are multiplied with, so that the base is still seen.
+/// A number that factors are multiplied with, so that the base is still seen.
 const SCALE: f32 = 0.4;
 
 pub fn folder() -> PathBuf {

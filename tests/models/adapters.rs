@@ -13,7 +13,7 @@ use std::sync::Arc;
 const MERGED_ONLY: &[(&str, &str)] = &[
     ("biases", "attn_k.bias"),
     ("latent", "attn_k_b.weight"),
-    ("lengths", "attn_q.weight"),
+    ("lengths", "attn_k.weight"),
     ("saved", "attn_q.weight"),
     ("tied", "tie_word_embeddings"),
     ("tied_embedding", "tie_word_embeddings"),
@@ -52,7 +52,7 @@ fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> Vec<f32> {
     got
 }
 
-/// What is wrong with logits, if anything.
+/// The fault of logits, if there is one.
 fn fault(name: &str, engine: &Arc<Engine>) -> Option<String> {
     let (tokens, expected) = cards::logits_in(&adapters::folder(), name);
     let got = logits(engine, &tokens);

@@ -51,7 +51,7 @@ impl Cpu {
         });
         for (product, adapted) in products.iter().zip(&adapted) {
             if let Some((adapted, x, first)) = adapted {
-                self.add_low_rank(adapted, *x, (*first, product.0.rows), &product.3);
+                self.add_low_rank(adapted, *x, *first, product.0.rows, &product.3);
             }
         }
     }

@@ -10,17 +10,18 @@ use std::ops::Range;
 pub(super) fn project(
     kernels: &Kernels,
     adapted: &Adapted<'_>,
-    (row, matrix): (usize, usize),
+    row: usize,
+    matrix: usize,
     x: &[f32],
     out: &mut [f32],
 ) {
     let mut out = out.iter_mut();
     for pair in adapted.pairs {
         let factor = adapted.factor(row, pair);
-        for (k, out) in (0..pair.1.rank).zip(&mut out) {
+        for (k, out) in (0..pair.rank).zip(&mut out) {
             *out = match factor {
                 0.0 => 0.0,
-                factor => factor * kernels.dot_f32(pair.1.a(matrix, k), x),
+                factor => factor * kernels.dot_f32(pair.a(matrix, k), x),
             };
         }
     }
@@ -36,7 +37,7 @@ pub(super) fn expand(
     out: &mut [f32],
 ) {
     let mut ranks = ranks.iter();
-    for (_, pair) in adapted.pairs {
+    for pair in adapted.pairs {
         for (k, rank) in (0..pair.rank).zip(&mut ranks) {
             if *rank != 0.0 {
                 kernels.axpy(out, *rank, &pair.b(matrix, k)[rows.clone()]);
@@ -51,7 +52,8 @@ impl Cpu {
         &self,
         adapted: &Adapted<'_>,
         x: ActView<'_>,
-        (first, n_rows): (usize, usize),
+        first: usize,
+        n_rows: usize,
         out: &SharedOut<'_>,
     ) {
         let (n, n_ranks) = (x.tokens(), adapted.n_ranks());
@@ -59,7 +61,7 @@ impl Cpu {
         self.chunks(n, chunk, &|scratch, range| {
             for t in range {
                 let (_, ranks) = scratch.split(n_ranks);
-                project(self.kernels, adapted, (t, 0), x.f32s(t), ranks);
+                project(self.kernels, adapted, t, 0, x.f32s(t), ranks);
                 // SAFETY: a token is in one chunk, and the product was computed before.
                 let out = unsafe { out.slice(t * n_rows, n_rows) };
                 expand(self.kernels, adapted, 0, ranks, first..first + n_rows, out);

@@ -3,6 +3,8 @@
 /// A pair of factors beside a stack of matrices: what W·x becomes is W·x + scale·B·(A·x).
 #[derive(Clone, Debug)]
 pub struct LowRank {
+    /// Number of the adapter that it is of.
+    pub adapter: usize,
     pub n_matrices: usize,
     pub rank: usize,
     pub n_inputs: usize,
@@ -14,11 +16,10 @@ pub struct LowRank {
     pub scale: f32,
 }
 
-/// The pairs beside one tensor, each with the number of its adapter, and how much of each adapter
-/// the rows of a batch take: a factor of 0 leaves a row's bits as they are.
+/// The pairs beside one tensor, and how much of each adapter the rows of a batch take: a factor of 0 leaves a row's bits as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Adapted<'a> {
-    pub pairs: &'a [(usize, LowRank)],
+    pub pairs: &'a [LowRank],
     /// [rows, adapters]
     pub factors: &'a [f32],
     pub n_adapters: usize,
@@ -47,11 +48,11 @@ impl LowRank {
 impl Adapted<'_> {
     /// Ranks of all pairs together.
     pub fn n_ranks(&self) -> usize {
-        self.pairs.iter().map(|(_, pair)| pair.rank).sum()
+        self.pairs.iter().map(|pair| pair.rank).sum()
     }
 
     /// The factor of a pair's products for a row.
-    pub fn factor(&self, row: usize, (adapter, pair): &(usize, LowRank)) -> f32 {
-        self.factors[row * self.n_adapters + adapter] * pair.scale
+    pub fn factor(&self, row: usize, pair: &LowRank) -> f32 {
+        self.factors[row * self.n_adapters + pair.adapter] * pair.scale
     }
 }

@@ -85,11 +85,12 @@ impl Cpu {
             for pair in range {
                 let (expert, row) = pairs[pair];
                 let (_, ranks) = scratch.split(n);
-                let at = (row as usize, expert as usize);
-                project(self.kernels, adapted, at, &inner[pair * n_ff..][..n_ff], ranks);
+                let (row, expert) = (row as usize, expert as usize);
+                let inner = &inner[pair * n_ff..][..n_ff];
+                project(self.kernels, adapted, row, expert, inner, ranks);
                 // SAFETY: each pair is in one chunk.
                 let sum = unsafe { partial.slice(pair * n_embd, n_embd) };
-                expand(self.kernels, adapted, at.1, ranks, 0..n_embd, sum);
+                expand(self.kernels, adapted, expert, ranks, 0..n_embd, sum);
             }
         });
     }
@@ -108,7 +109,7 @@ impl Cpu {
                 let (expert, row) = pairs[pair];
                 // SAFETY: each pair is in one chunk.
                 let out = unsafe { out.slice(pair * n, n) };
-                project(self.kernels, adapted, (row as usize, expert as usize), x(pair), out);
+                project(self.kernels, adapted, row as usize, expert as usize, x(pair), out);
             }
         });
     }
