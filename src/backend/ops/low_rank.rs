@@ -16,7 +16,8 @@ pub struct LowRank {
     pub scale: f32,
 }
 
-/// The pairs beside one tensor, and how much of each adapter the rows of a batch take: a factor of 0 leaves a row's bits as they are.
+/// The pairs beside one tensor, and how much of each adapter the rows of a batch take: a factor of
+/// 0 leaves a row's bits as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Adapted<'a> {
     pub pairs: &'a [LowRank],
