@@ -272,6 +272,10 @@ impl Merge<'_> {
             let expected = format!("a tensor of the checkpoint, for {name}");
             return Err(fail(self.planner.checkpoint, tensor, "name", expected, "none"));
         };
+        if let Source::Values(_) = planned.source {
+            let expected = "a tensor that the checkpoint stores";
+            return Err(fail(self.planner.checkpoint, tensor, "name", expected, "none"));
+        }
         let n: u64 = planned.dims.iter().product();
         let start = match at.expert {
             Some(expert) => expert.saturating_mul(piece.len),
@@ -326,19 +330,9 @@ impl Merge<'_> {
             let (expected, got) = ("an output matrix of its own", "one that is the embedding");
             return Err(self.planner.config.fail("tie_word_embeddings", expected, got));
         }
-        let Some(Planned { dims, source: Source::Pieces(pieces), .. }) =
-            self.planned.iter().find(|p| p.name == embedding)
-        else {
-            return Ok(());
-        };
-        let again = |p: &Piece| Piece {
-            tensor: p.tensor.clone(),
-            walk: p.walk.clone(),
-            len: p.len,
-            maps: p.maps.clone(),
-        };
-        let source = Source::Pieces(pieces.iter().map(again).collect());
-        self.planned.push(Planned { name: output, dims: dims.clone(), source });
+        if let Some(embedding) = self.planned.iter().find(|p| p.name == embedding).cloned() {
+            self.planned.push(Planned { name: output, ..embedding });
+        }
         Ok(())
     }
 
