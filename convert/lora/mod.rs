@@ -128,8 +128,9 @@ impl Adapters {
         if self.0.is_empty() {
             return Ok(changes);
         }
+        // Stacks of experts as modules have them, whatever checkpoints have.
         let mut rows = planner.descriptor.tensor_rows();
-        rows.extend(stacked_rows(&rows));
+        rows.retain(|row| row.transposed != Some(true));
         let kinds = planner.kinds(&rows);
         let mut merge =
             Merge { planner, rows: &rows, kinds: &kinds, planned, changes: &mut changes };
@@ -452,41 +453,6 @@ fn spellings(name: &str) -> Vec<String> {
         all.extend(more);
     }
     all
-}
-
-/// Rows for the stacks of experts that transformers 5 makes of single ones: gate before up, and
-/// down.
-fn stacked_rows(rows: &[TensorRow]) -> Vec<TensorRow> {
-    const SINGLE: &str = ".experts.{expert}.";
-    let mut stacked = Vec::new();
-    for row in rows.iter().filter(|row| row.steps.is_empty()) {
-        let Some((module, _)) = row.hf.split_once(SINGLE) else { continue };
-        let Some((outputs, inputs)) = row.shape.split_once(',') else { continue };
-        let of = |part: &str| row.gguf.ends_with(&format!("ffn_{part}_exps.weight"));
-        let gated = rows.iter().any(|other| {
-            other.hf.starts_with(&format!("{module}{SINGLE}"))
-                && other.gguf.ends_with("ffn_gate_exps.weight")
-        });
-        let (name, half) = match () {
-            _ if of("down") => ("down_proj", None),
-            _ if of("up") && !gated => ("up_proj", None),
-            _ if of("up") => ("gate_up_proj", Some(1)),
-            _ if of("gate") => ("gate_up_proj", Some(0)),
-            _ => continue,
-        };
-        let (shape, steps) = match half {
-            None => (format!("experts, {}", row.shape), Vec::new()),
-            Some(half) => (
-                format!("experts, 2 * {outputs}, {inputs}"),
-                vec![format!("take 1: {half} * {outputs} .. {} * {outputs}", half + 1)],
-            ),
-        };
-        let hf = format!("{module}.experts.{name}");
-        if !rows.iter().any(|other| other.hf == hf) {
-            stacked.push(TensorRow { hf, shape, steps, ..row.clone() });
-        }
-    }
-    stacked
 }
 
 impl Changes {

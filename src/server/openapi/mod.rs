@@ -222,7 +222,8 @@ fn operation(route: &Route, method: &str) -> Value {
         (Some(work), _) => {
             let is_list = route.handler == Handler::Adapters && method == "POST";
             if is_list {
-                let schema = json!({ "type": "array", "items": { "type": "object" } });
+                let items = json!({ "type": "object" });
+                let schema = json!({ "type": "array", "items": items, "examples": [[]] });
                 let content = json!({ "application/json": { "schema": schema } });
                 operation["requestBody"] = json!({ "required": true, "content": content });
             }
