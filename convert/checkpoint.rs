@@ -55,6 +55,13 @@ pub struct HfTensor {
     offset: u64,
 }
 
+impl HfTensor {
+    /// This tensor under another name.
+    pub fn named(&self, name: impl Into<String>) -> HfTensor {
+        HfTensor { name: name.into(), ..self.clone() }
+    }
+}
+
 impl Checkpoint {
     /// Opens every shard and checks every header.
     pub fn open(folder: &Path) -> Result<Checkpoint> {
@@ -138,6 +145,16 @@ impl Checkpoint {
     pub fn bad_dtype(&self, tensor: &HfTensor, expected: &str) -> Error {
         let field = format!("tensor {}: dtype", tensor.name);
         Error::format(self.path_of(tensor), field, expected, tensor.dtype.to_string())
+    }
+
+    /// The tensors of a file beside the checkpoint's own, which are read as those are and are none
+    /// of its tensors.
+    pub fn open_beside(&mut self, path: &Path) -> Result<Vec<HfTensor>> {
+        let n_bytes = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let tensors = read_header(path, &file, n_bytes, self.shards.len())?;
+        self.shards.push(Shard { path: path.to_owned(), file });
+        Ok(tensors)
     }
 
     /// All shards that the index names; what it says of a tensor's place must be true.

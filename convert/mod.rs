@@ -17,6 +17,7 @@ mod imatrix;
 mod json;
 mod layout;
 mod left_out;
+mod lora;
 mod metaspace;
 mod mix;
 mod names;
@@ -47,6 +48,7 @@ pub use synth::{
 };
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::gguf::{OwnedValue, TensorType, Writer};
 use crate::model::Bound;
@@ -74,6 +76,10 @@ pub struct ConvertOptions {
     /// Leaves out the layers that predict further tokens.
     pub no_mtp: bool,
     pub layout: Layout,
+    /// Folders of adapters that are merged into the weights, in order.
+    pub lora: Vec<PathBuf>,
+    /// Writes the one adapter of `lora` as a file of its own instead.
+    pub lora_only: bool,
 }
 
 /// The result of a command.
@@ -95,6 +101,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let descriptor = Descriptor::for_hf_class(&class, text_model, config.path())?;
     let config = config::standard(config, &descriptor, &class)?;
     encoding::join_pairs(&mut checkpoint, &config)?;
+    let adapters = lora::Adapters::open(&options.lora, &mut checkpoint)?;
     let checkpoint = checkpoint;
     let mut keys = hparams::keys(&config, &descriptor)?;
     let sizes = Sizes::read(&config, &descriptor)?;
@@ -111,7 +118,11 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
         planner.n_extra = planner.count_extra();
         count_extra_layers(&mut keys, &descriptor, planner.n_extra);
     }
-    let tensors = planner.plan(scaling.tensors)?;
+    let mut tensors = planner.plan(scaling.tensors)?;
+    if options.lora_only {
+        return write_adapter(options, &adapters, &planner, tensors);
+    }
+    let changes = adapters.plan(&planner, &mut tensors)?;
     let vocabulary = tokenizer::Asked {
         pre: options.pre.as_deref(),
         vocabulary: descriptor.convert.vocabulary.as_ref(),
@@ -130,7 +141,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     };
     let facts = facts.with_tensors(tensors.iter().map(|t| t.name.as_str()));
     let target = |t: &Planned| {
-        let ty = match keeps_mxfp4 && t.is_mxfp4() {
+        let ty = match keeps_mxfp4 && t.is_mxfp4() && changes.of(&t.name).is_empty() {
             _ if t.is_integers() => TensorType::I32,
             true => TensorType::MXFP4,
             false => tensor_type(mix, &facts, &t.name, &t.dims),
@@ -161,7 +172,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
 
     let mut writer = Writer::create(&options.output, options.layout.alignment(None))?;
     set_all(&mut writer)?;
-    let job = |i: usize| rows::job(&checkpoint, &tensors[i], targets[i].ty);
+    let job = |i: usize| rows::job(&checkpoint, &tensors[i], targets[i].ty, &changes);
     layout::write(writer, options.layout, &targets, "converting", job)
 }
 
@@ -178,6 +189,31 @@ fn of_config(error: Error, config: &Json, descriptor: &Descriptor) -> Error {
         None => field.clone(),
     };
     config.fail(&field, expected.clone(), got.clone())
+}
+
+/// Writes an adapter beside its model: 32 bits a weight unless another float type is asked for.
+fn write_adapter(
+    options: &ConvertOptions,
+    adapters: &lora::Adapters,
+    planner: &Planner<'_>,
+    tensors: Vec<Planned>,
+) -> Result<Written> {
+    let start = Instant::now();
+    let ty = match options.mix {
+        None | Some(Mix::F32) => TensorType::F32,
+        Some(Mix::F16) => TensorType::F16,
+        Some(Mix::Bf16) => TensorType::BF16,
+        Some(_) => {
+            let types = "--lora-only writes --outtype f32, f16 or bf16";
+            return Err(Error::Usage(types.into()));
+        }
+    };
+    let mut writer = Writer::create(&options.output, None)?;
+    writer.set("general.architecture", planner.descriptor.architecture.as_str())?;
+    writer.set("general.name", model_name(options))?;
+    let (n_tensors, bytes_out) = adapters.write(&mut writer, planner, tensors, ty)?;
+    writer.finish()?;
+    Ok(Written { n_tensors, bytes_in: None, bytes_out, seconds: start.elapsed().as_secs_f64() })
 }
 
 /// Tells of layers that predict further tokens: blocks of the file count them.

@@ -100,7 +100,7 @@ type Wanted<'a> = Vec<(&'a TensorRow, bool)>;
 
 /// The layers of the kinds that only some layers are of: by what counts them, as an encoder's and
 /// a decoder's layers are told apart, and number.
-struct Kinds {
+pub struct Kinds {
     n_layers: u64,
     moe: BTreeSet<(String, u64)>,
     recurrent: BTreeSet<(String, u64)>,
@@ -108,7 +108,7 @@ struct Kinds {
 
 impl Kinds {
     /// Whether a layer is of the kind that a row is for.
-    fn has(&self, layer: u64, row: &TensorRow) -> bool {
+    pub fn has(&self, layer: u64, row: &TensorRow) -> bool {
         if row.kind == Kind::Next {
             return layer >= self.n_layers;
         }
@@ -217,7 +217,7 @@ impl Planner<'_> {
     }
 
     /// Which layers route, and which are recurrent: those with a tensor that no others have.
-    fn kinds(&self, rows: &[TensorRow]) -> Kinds {
+    pub fn kinds(&self, rows: &[TensorRow]) -> Kinds {
         let layers_of = |kind: Kind| {
             let only = |row: &&TensorRow| {
                 rows.iter().filter(|other| other.hf == row.hf).all(|other| other.kind == kind)
@@ -342,7 +342,7 @@ impl Planner<'_> {
     }
 
     /// A checkpoint's name without the beginnings that say nothing.
-    fn plain_name(&self, name: &str) -> String {
+    pub fn plain_name(&self, name: &str) -> String {
         // The longest first: of two that fit, it is the later one.
         let mut prefixes = self.descriptor.convert.prefixes.iter().rev();
         let found = prefixes.find_map(|(from, to)| Some((to, name.strip_prefix(from.as_str())?)));
@@ -463,7 +463,7 @@ impl Planner<'_> {
     }
 
     /// The piece that a row makes of its tensor, with its shape (row length last).
-    fn piece(&self, row: &TensorRow, tensor: &HfTensor) -> Result<(Vec<u64>, Piece)> {
+    pub fn piece(&self, row: &TensorRow, tensor: &HfTensor) -> Result<(Vec<u64>, Piece)> {
         let layer = matched(&row.hf, &self.plain_name(&tensor.name)).and_then(|at| at.layer);
         let sizes = self.sizes.of_layer(layer.unwrap_or(0));
         let shape = sizes.list(self.config, &row.shape)?;

@@ -2,16 +2,22 @@
 
 use super::checkpoint::Checkpoint;
 use super::encoding::MX_BLOCK;
+use super::lora::{Applied, Changes};
 use super::plan::{Piece, Planned, Source};
 use super::stream::{self, Job, Make};
 use super::view::Runs;
 use crate::Result;
 use crate::gguf::TensorType;
 
-/// The job that writes a planned tensor as a type.
-pub fn job<'a>(checkpoint: &'a Checkpoint, tensor: &'a Planned, ty: TensorType) -> Job<'a> {
+/// The job that writes a planned tensor as a type, with what adapters change of it.
+pub fn job<'a>(
+    checkpoint: &'a Checkpoint,
+    tensor: &'a Planned,
+    ty: TensorType,
+    changes: &'a Changes,
+) -> Job<'a> {
     let Planned { name, dims, source } = tensor;
-    let row_len = dims[0] as usize;
+    let (row_len, changes) = (dims[0] as usize, changes.of(name));
     let mut job = Job::of_rows(name, dims, ty, Box::new(|_, _| Ok(0)));
     match source {
         Source::Values(values) => {
@@ -19,6 +25,15 @@ pub fn job<'a>(checkpoint: &'a Checkpoint, tensor: &'a Planned, ty: TensorType) 
                 let first = first as usize * row_len;
                 out.copy_from_slice(&values[first..first + out.len()]);
                 Ok(())
+            });
+        }
+        Source::Pieces(pieces) if !changes.is_empty() => {
+            let changed = Applied::of(checkpoint, changes);
+            job.unit_rows = unit_rows(pieces, row_len as u64);
+            job.make = stream::from_values(ty, row_len, move |first, out| {
+                let first = first * row_len as u64;
+                fill(checkpoint, pieces, first, out)?;
+                changed.apply(first, out)
             });
         }
         Source::Pieces(pieces) if ty == TensorType::MXFP4 && tensor.is_mxfp4() => {

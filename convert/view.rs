@@ -226,6 +226,13 @@ impl Walk {
         None
     }
 
+    /// The first element's place in the source, and the axes as lengths and strides, outermost
+    /// first.
+    pub fn axes(&self) -> (u64, Vec<(u64, u64)>) {
+        let axes = self.outer.iter().chain(&self.inner);
+        (self.offset, axes.map(|axis| (axis.len, axis.stride)).collect())
+    }
+
     /// Whether a block's elements are wanted as they lie.
     pub fn is_plain(&self) -> bool {
         self.block == self.span && joined(&self.inner).is_some_and(|one| one.stride == 1)

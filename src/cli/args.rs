@@ -1,9 +1,12 @@
 //! Arguments that several subcommands share, and how they become engine options.
 
 use super::device_args::DeviceArgs;
+use super::model::csv_row;
 use super::values::{self, Parsed};
 use crate::engine::plan::ram::RamBudget;
-use crate::engine::{CacheType, EngineOptions, PeerOptions, ProfileChoice, SpecMode, TestHooks};
+use crate::engine::{
+    AdapterFile, CacheType, EngineOptions, PeerOptions, ProfileChoice, SpecMode, TestHooks,
+};
 use crate::experts::disk::IoKind;
 use crate::policy::PolicySpec;
 
@@ -71,9 +74,54 @@ pub struct BatchArgs {
     #[arg(long, overrides_with = "no_mmap")]
     pub mmap: bool,
     #[command(flatten)]
+    pub adapters: AdapterArgs,
+    #[command(flatten)]
     pub experts: ExpertArgs,
     #[command(flatten)]
     pub devices: DeviceArgs,
+}
+
+/// LoRA adapters beside the model.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct AdapterArgs {
+    /// LoRA adapter (GGUF) that the model is computed with, on the CPU; several with commas
+    /// between them, or the flag again
+    #[arg(long, value_name = "FILE,…", value_parser = adapters, env = "MOEBA_LORA")]
+    lora: Vec<AdapterList>,
+    /// The same with the scale of each; those of --lora, whose scale is 1, are numbered first
+    #[arg(long, value_name = "FILE:SCALE,…", value_parser = scaled_adapters)]
+    #[arg(env = "MOEBA_LORA_SCALED")]
+    lora_scaled: Vec<AdapterList>,
+}
+
+/// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
+#[derive(Clone, Debug, PartialEq)]
+struct AdapterList(Vec<AdapterFile>);
+
+impl AdapterArgs {
+    fn files(&self) -> Vec<AdapterFile> {
+        self.lora.iter().chain(&self.lora_scaled).flat_map(|list| list.0.clone()).collect()
+    }
+}
+
+fn adapters(text: &str) -> Parsed<AdapterList> {
+    let items = csv_row(text).into_iter();
+    let file = |item: String| match item.is_empty() {
+        true => Err("expected the name of a file".to_owned()),
+        false => Ok(AdapterFile { path: item.into(), scale: 1.0 }),
+    };
+    items.map(file).collect::<Parsed<_>>().map(AdapterList)
+}
+
+fn scaled_adapters(text: &str) -> Parsed<AdapterList> {
+    let file = |item: String| {
+        let (path, scale) = item.rsplit_once(':').filter(|(path, _)| !path.is_empty())?;
+        let scale = scale.parse::<f32>().ok().filter(|scale| scale.is_finite())?;
+        Some(AdapterFile { path: path.into(), scale })
+    };
+    let files: Option<Vec<AdapterFile>> = csv_row(text).into_iter().map(file).collect();
+    files.map(AdapterList).ok_or_else(|| "expected FILE:SCALE with a number for SCALE".to_owned())
 }
 
 /// Flags for the memory and the movement of routed experts.
@@ -149,6 +197,7 @@ impl BatchArgs {
             },
             only_experts: false,
             overrides: Vec::new(),
+            adapters: self.adapters.files(),
             without_text: false,
             test: TestHooks::default(),
         }

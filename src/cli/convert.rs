@@ -30,6 +30,12 @@ pub struct ConvertArgs {
     /// Leave out the layers that predict further tokens, which draft for --spec
     #[arg(long)]
     no_mtp: bool,
+    /// Folder of a PEFT LoRA adapter to merge into the weights; may be given several times
+    #[arg(long, value_name = "ADAPTER_DIR")]
+    lora: Vec<PathBuf>,
+    /// Write the adapter as a GGUF file of its own, for --lora of other commands, not the model
+    #[arg(long, requires = "lora")]
+    lora_only: bool,
     #[command(flatten)]
     layout: LayoutArg,
 }
@@ -69,6 +75,8 @@ pub fn run(args: ConvertArgs) -> Result<()> {
         name: args.model_name,
         no_mtp: args.no_mtp,
         layout: args.layout.layout(),
+        lora: args.lora,
+        lora_only: args.lora_only,
     };
     let written = convert(&options)?;
     report(&written, &options.output);

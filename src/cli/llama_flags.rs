@@ -178,8 +178,8 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "moeba has no LoRA adapters yet: merge the adapter into the model, then `moeba convert`",
-        &["--lora*"],
+        "moeba applies adapters from the start: POST /lora-adapters sets their scales to 0",
+        &["--lora-init-without-apply"],
     ),
     ("moeba has no control vectors", &["--control-vector*"]),
     (

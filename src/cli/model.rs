@@ -45,7 +45,7 @@ fn overrides(text: &str) -> Parsed<Overrides> {
 
 /// The fields of a line of CSV (RFC 4180): one that begins with a quote may have commas, and two
 /// quotes for one.
-fn csv_row(text: &str) -> Vec<String> {
+pub(super) fn csv_row(text: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut quoted = false;
     let mut chars = text.chars().peekable();

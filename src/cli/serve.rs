@@ -379,6 +379,10 @@ impl Args {
                 "--host: with --ray it is a host, not a socket's path".into(),
             ));
         }
+        if !self.batch.options(0, None).adapters.is_empty() {
+            let why = "--lora: not with --ray: merge the adapter with moeba convert --lora";
+            return Err(Error::Usage(why.into()));
+        }
         if !server.address.is_local() && server.keys.is_empty() && !server.insecure {
             return Err(server::needs_key());
         }

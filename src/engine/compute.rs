@@ -42,6 +42,8 @@ pub(super) struct PassText<'a> {
     pub past: usize,
     pub phase: Phase,
     pub want: Want,
+    /// How much of each adapter it takes; empty if the model has none.
+    pub adapters: &'a [f32],
     pub kv: &'a mut KvCache,
     pub gpu_kv: Option<&'a GpuCache>,
 }
@@ -70,6 +72,11 @@ impl Pass<'_, '_> {
         for (session, text) in self.texts.iter().enumerate() {
             let &PassText { request, past, phase, want, .. } = text;
             batch.push(Segment { session, request, past, phase, want }, text.tokens);
+        }
+        let n_adapters = self.texts.first().map_or(0, |text| text.adapters.len());
+        if n_adapters > 0 {
+            let factors = self.texts.iter().flat_map(|text| text.adapters).copied();
+            batch.adapt(n_adapters, factors.collect());
         }
     }
 

@@ -467,6 +467,7 @@ impl Generator {
             salt: Some(0),
             priority: 0,
             slot: None,
+            adapters: None,
         };
         let Held { session, pages, gate } = match self.held.take() {
             Some(held) => held,

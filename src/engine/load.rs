@@ -18,6 +18,7 @@ use crate::experts::{Layout, StreamOptions, TierPlan};
 use crate::forward::gpu::{GpuModel, GpuOptions, InPlace};
 use crate::gguf::Gguf;
 use crate::interrupt;
+use crate::model::adapters::Adapters;
 use crate::model::kv;
 use crate::model::{Bound, HyperParams, Model};
 use crate::tokenizer::Tokenizer;
@@ -51,6 +52,7 @@ impl Prepared {
             bound.drop_dense();
         }
         let devices = device::open(&options.device)?;
+        check_adapters(options, &devices)?;
         let context = Context::new(bound.hyper(), options, &devices)?;
         kv::check(&bound.hyper().cache_shapes(), options.cache_type_k, options.cache_type_v)?;
         let (devices, device) = plan::on_devices(&bound, options, context.of_session, devices)?;
@@ -82,6 +84,17 @@ impl Prepared {
         let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
         Ok(Prepared { bound, tokenizer, plan, devices })
     }
+}
+
+/// Whether adapters can be computed where the model is.
+fn check_adapters(options: &EngineOptions, devices: &[Device]) -> Result<()> {
+    let why = match () {
+        _ if options.adapters.is_empty() => return Ok(()),
+        _ if !devices.is_empty() => "the CPU computes adapters: add --device cpu",
+        _ if !options.peers.urls.is_empty() => "peers have no adapters: leave out --peers",
+        _ => return Ok(()),
+    };
+    Err(Error::Usage(format!("--lora: {why}, or merge the adapter with moeba convert --lora")))
 }
 
 /// Memory for pages and states; none for encoder–decoder models, whose texts pages do not keep.
@@ -285,7 +298,7 @@ impl Engine {
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
         let Prepared { bound, tokenizer, mut plan, devices } = prepared;
-        let cpu = Cpu::new(threads(options.n_threads));
+        let mut cpu = Cpu::new(threads(options.n_threads));
         let peers = peers::connect(&bound, &plan, options)?;
         // Nothing is learned of experts that stay where they are.
         let store = match plan.moves_experts() {
@@ -321,6 +334,8 @@ impl Engine {
                 model.with_peers(peers)
             }
         };
+        model.adapters = Adapters::read(&options.adapters, &model)?;
+        cpu.keeps_inputs = model.adapters.is_some();
         let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
         plan.io = model.hierarchy().io().unwrap_or(plan.io);
         let hierarchy = model.hierarchy().clone();

@@ -63,6 +63,7 @@ pub use crate::forward::record::Recorder;
 pub use crate::forward::{Logits, TopK};
 use crate::gguf::Gguf;
 use crate::model::Model;
+pub use crate::model::adapters::AdapterFile;
 pub use crate::model::kv::CacheType;
 pub use crate::policy::Phase;
 use crate::sample::grammar::Grammars;
@@ -119,6 +120,16 @@ impl Engine {
         Session::new(self)
     }
 
+    /// The options that it was loaded with.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// How much of each adapter texts take that do not say; empty without adapters.
+    pub fn adapter_scales(&self) -> &[f32] {
+        self.model.adapters.as_ref().map_or(&[], |adapters| &adapters.defaults)
+    }
+
     /// The file that the model was loaded from: metadata and tensors.
     pub fn gguf(&self) -> &Gguf {
         self.model.gguf()
@@ -155,6 +166,10 @@ impl Engine {
         let mut hash = Sha256::new();
         hash.update(ARITHMETIC.to_le_bytes());
         hash.update(self.gguf().identity()?);
+        if let Some(adapters) = &self.model.adapters {
+            hash.update(adapters.identity);
+            adapters.defaults.iter().for_each(|scale| hash.update(scale.to_le_bytes()));
+        }
         let types = (self.options.cache_type_k, self.options.cache_type_v);
         let layers = self.plan.device.as_ref().map(|part| part.plan.gpu_layers.clone());
         let is_long = self.model.hyper().rope.is_long(self.n_ctx);

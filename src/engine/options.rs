@@ -12,6 +12,7 @@ use crate::experts::disk::{Faults, IoKind};
 use crate::experts::peers::PeerOptions;
 use crate::forward::gpu::InPlace;
 use crate::gguf::Override;
+use crate::model::adapters::AdapterFile;
 use crate::model::kv::CacheType;
 use crate::policy::PolicySpec;
 
@@ -82,6 +83,8 @@ pub struct EngineOptions {
     pub only_experts: bool,
     /// Metadata that replaces the file's own (`--override-kv`).
     pub overrides: Vec<Override>,
+    /// Adapters beside the model (`--lora`), which the CPU computes.
+    pub adapters: Vec<AdapterFile>,
     /// Accept a file without a vocabulary: input and output are then token ids only.
     pub without_text: bool,
     #[doc(hidden)]
@@ -139,6 +142,7 @@ impl Default for EngineOptions {
             peers: PeerOptions::default(),
             only_experts: false,
             overrides: Vec::new(),
+            adapters: Vec::new(),
             without_text: false,
             test: TestHooks::default(),
         }

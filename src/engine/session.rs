@@ -46,6 +46,8 @@ pub struct Session {
     /// first one.
     n_experts: Vec<u32>,
     pub(super) cancel: Cancel,
+    /// How much of each adapter the text takes; empty if the model has none.
+    adapters: Arc<[f32]>,
 }
 
 /// The logits of a call's last token that [`Session::eval`] returns.
@@ -126,6 +128,7 @@ impl Session {
             experts: None,
             n_experts: Vec::new(),
             cancel: interrupt::token(),
+            adapters: engine.adapter_scales().into(),
         })
     }
 
@@ -394,7 +397,7 @@ impl Session {
         want: forward::Want,
     ) -> (PassText<'a>, Listener<'a, 'a>) {
         let (request, past) = (self.id, self.n_past());
-        let Session { cache, logits, outputs, experts, n_experts, .. } = self;
+        let Session { cache, logits, outputs, experts, n_experts, adapters, .. } = self;
         let outputs = outputs.as_deref_mut();
         let TextCache { host: kv, device } = cache;
         let (gpu_kv, experts) = (device.as_ref(), experts.as_mut());
@@ -403,7 +406,7 @@ impl Session {
         let keeps_all = phase == Phase::Decode && n_tokens > 1;
         let listener =
             Listener { n_tokens, logits, keeps_all, outputs, experts, n_experts, hooks: None };
-        (PassText { tokens, request, past, phase, want, kv, gpu_kv }, listener)
+        (PassText { tokens, request, past, phase, want, adapters, kv, gpu_kv }, listener)
     }
 
     /// Keeps the tokens of a pass that was completed, and drops those of another. Policies have
@@ -486,6 +489,19 @@ impl Session {
     /// begun, and both while they wait for experts.
     pub fn set_cancel(&mut self, cancel: Cancel) {
         self.cancel = cancel;
+    }
+
+    /// Sets how much of each adapter the text takes, which the engine's options say at first. A
+    /// text of other numbers is dropped.
+    ///
+    /// # Panics
+    /// If these are not as many numbers as there are adapters.
+    pub fn set_adapters(&mut self, scales: &[f32]) {
+        assert_eq!(scales.len(), self.adapters.len(), "a scale an adapter");
+        if *self.adapters != *scales {
+            self.truncate(0);
+            self.adapters = scales.into();
+        }
     }
 
     /// Starts or stops recording the experts that are chosen for evaluated tokens.

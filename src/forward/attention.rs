@@ -236,15 +236,15 @@ impl CpuPass<'_, '_> {
         m.acts.fill(self.cpu, kinds, n, model.hyper.n_embd, h);
         if is_own {
             self.cpu.products([
-                model.linear(&w.q, &m.acts, &mut m.q, n),
-                model.linear(&w.k, &m.acts, &mut m.k, n),
-                model.linear(&w.v, &m.acts, &mut m.v, n),
+                self.linear(&w.q, &m.acts, &mut m.q, n),
+                self.linear(&w.k, &m.acts, &mut m.k, n),
+                self.linear(&w.v, &m.acts, &mut m.v, n),
             ]);
         } else {
-            self.cpu.products([model.linear(&w.q, &m.acts, &mut m.q, n)]);
+            self.cpu.products([self.linear(&w.q, &m.acts, &mut m.q, n)]);
         }
         if let Some(gate) = gate {
-            self.cpu.products([model.linear(gate, &m.acts, &mut m.gate, n)]);
+            self.cpu.products([self.linear(gate, &m.acts, &mut m.gate, n)]);
         }
     }
 
@@ -265,7 +265,7 @@ impl CpuPass<'_, '_> {
     pub(super) fn attention_output(&self, output: &Linear, m: &mut MixerBuffers, y: &mut Floats) {
         let n = self.batch.n_rows();
         m.acts.fill(self.cpu, Kinds::of([output.weight.ty]), n, output.weight.cols, &m.attended);
-        self.cpu.products([self.model.linear(output, &m.acts, y, n)]);
+        self.cpu.products([self.linear(output, &m.acts, y, n)]);
     }
 }
 

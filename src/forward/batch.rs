@@ -71,6 +71,11 @@ pub struct Batch {
     segments: Vec<Segment>,
     /// The row behind each segment's last.
     ends: Vec<usize>,
+    /// How much of each adapter of the model the texts take, [sessions, adapters], and the rows,
+    /// [rows, adapters]; empty without any.
+    factors: Vec<f32>,
+    row_factors: Vec<f32>,
+    n_adapters: usize,
 }
 
 impl Batch {
@@ -86,6 +91,31 @@ impl Batch {
         self.tokens.clear();
         self.segments.clear();
         self.ends.clear();
+        self.adapt(0, Vec::new());
+    }
+
+    /// Sets how much of each of `n_adapters` the texts take, [sessions, adapters], once all rows
+    /// are there.
+    pub fn adapt(&mut self, n_adapters: usize, factors: Vec<f32>) {
+        let mut rows = std::mem::take(&mut self.row_factors);
+        rows.clear();
+        (self.n_adapters, self.factors) = (n_adapters, factors);
+        if n_adapters > 0 {
+            for (range, segment) in self.segments() {
+                range.for_each(|_| rows.extend_from_slice(self.factors_of(segment.session)));
+            }
+        }
+        self.row_factors = rows;
+    }
+
+    /// How much of each adapter a text takes.
+    pub fn factors_of(&self, session: usize) -> &[f32] {
+        &self.factors[session * self.n_adapters..][..self.n_adapters]
+    }
+
+    /// How much of each adapter the rows take, [rows, adapters].
+    pub fn row_factors(&self) -> (&[f32], usize) {
+        (&self.row_factors, self.n_adapters)
     }
 
     /// Adds tokens of a text, of which the batch has none yet.
@@ -156,6 +186,7 @@ impl Batch {
                 batch.push(Segment { past: segment.past + first, ..*segment }, tokens);
             }
         }
+        batch.adapt(self.n_adapters, self.factors.clone());
         batch
     }
 

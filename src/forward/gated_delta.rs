@@ -32,15 +32,15 @@ impl CpuPass<'_, '_> {
         m.acts.fill(cpu, Kinds::of(matrices.map(|m| m.ty)), n, model.hyper.n_embd, h);
         let d = &mut m.delta;
         cpu.products([
-            model.linear(&w.qkv, &m.acts, &mut d.qkv, n),
-            model.linear(&w.z, &m.acts, &mut m.gate, n),
+            self.linear(&w.qkv, &m.acts, &mut d.qkv, n),
+            self.linear(&w.z, &m.acts, &mut m.gate, n),
         ]);
         let [first, second] = &mut d.gates;
         match &w.gates {
-            Gates::Mixed(both) => cpu.products([model.linear(both, &m.acts, first, n)]),
+            Gates::Mixed(both) => cpu.products([self.linear(both, &m.acts, first, n)]),
             Gates::Apart { beta, alpha } => cpu.products([
-                model.linear(beta, &m.acts, first, n),
-                model.linear(alpha, &m.acts, second, n),
+                self.linear(beta, &m.acts, first, n),
+                self.linear(alpha, &m.acts, second, n),
             ]),
         }
         d.split(w);

@@ -32,14 +32,14 @@ impl CpuPass<'_, '_> {
         m.acts.fill(cpu, kinds, n, model.hyper.n_embd, h);
         let ([q, k, v], [decay, gate]) = (&mut m.kda.parts, &mut m.kda.ranks);
         cpu.products([
-            model.linear(&w.qkv[0], &m.acts, q, n),
-            model.linear(&w.qkv[1], &m.acts, k, n),
-            model.linear(&w.qkv[2], &m.acts, v, n),
+            self.linear(&w.qkv[0], &m.acts, q, n),
+            self.linear(&w.qkv[1], &m.acts, k, n),
+            self.linear(&w.qkv[2], &m.acts, v, n),
         ]);
         cpu.products([
-            model.linear(&w.beta, &m.acts, &mut d.beta, n),
-            model.linear(&w.decay.first, &m.acts, decay, n),
-            model.linear(&w.gate.first, &m.acts, gate, n),
+            self.linear(&w.beta, &m.acts, &mut d.beta, n),
+            self.linear(&w.decay.first, &m.acts, decay, n),
+            self.linear(&w.gate.first, &m.acts, gate, n),
         ]);
         let parts = q.chunks_exact(width).zip(k.chunks_exact(width)).zip(v.chunks_exact(width));
         d.qkv.copy_from(parts.flat_map(|((q, k), v)| [q, k, v]));

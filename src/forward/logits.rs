@@ -1,6 +1,7 @@
 //! The output norm and the output head, for the rows that get logits.
 
 use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::linear::Product;
 use crate::forward::batch::LogitRow;
 use crate::forward::scratch::{Buffers, rows_of};
 use crate::forward::{CpuPass, Observer};
@@ -51,7 +52,14 @@ impl CpuPass<'_, '_> {
                 start += run.len();
             }
             b.acts.fill(cpu, Kinds::of([head.weight.ty]), n, n_embd, h);
-            cpu.products([model.linear(head, &b.acts, &mut b.logits, n)]);
+            let (sessions, adapters) = (wanted.iter().map(|row| row.session), &model.adapters);
+            let factors: Vec<f32> = match adapters {
+                None => Vec::new(),
+                Some(_) => sessions.flat_map(|s| self.batch.factors_of(s)).copied().collect(),
+            };
+            let adapted = model.adapted(&head.weight, &b.acts, &factors);
+            let product = model.linear(head, &b.acts, &mut b.logits, n);
+            cpu.products([Product { adapted, ..product }]);
             model.finish_logits(cpu.kernels, &mut b.logits);
             model.give_logits(&mut b.logits, wanted, self.observer);
         }

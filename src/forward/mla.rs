@@ -151,8 +151,8 @@ impl CpuPass<'_, '_> {
             Query::Compressed { .. } => &mut c.compressed,
         };
         cpu.products([
-            model.linear(first, &m.acts, into, n),
-            model.linear(&w.kv_a, &m.acts, &mut c.kv, n),
+            self.linear(first, &m.acts, into, n),
+            self.linear(&w.kv_a, &m.acts, &mut c.kv, n),
         ]);
         if let Query::Compressed { norm, b: second, .. } = &w.query {
             cpu.rms_norm_heads(&mut c.compressed, norm, model.hyper.norm_eps);
@@ -162,9 +162,9 @@ impl CpuPass<'_, '_> {
             };
             let kinds = Kinds::of([second].into_iter().chain(indexer).map(|l| l.weight.ty));
             m.acts.fill(cpu, kinds, n, second.weight.cols, &c.compressed);
-            cpu.products([model.linear(second, &m.acts, &mut m.q, n)]);
+            cpu.products([self.linear(second, &m.acts, &mut m.q, n)]);
             if let Some(q) = indexer {
-                cpu.products([model.linear(q, &m.acts, &mut m.indexer.q, n)]);
+                cpu.products([self.linear(q, &m.acts, &mut m.indexer.q, n)]);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! How a batch is computed: the layer loop on the CPU, and its stages, a file each. Every buffer
 //! has a row for each of the batch's tokens.
 
+mod adapted;
 mod attention;
 pub mod batch;
 mod behind_router;
@@ -155,6 +156,7 @@ impl CpuPass<'_, '_> {
     pub(super) fn begin(&mut self, b: &mut Buffers) {
         let (model, n) = (self.model, self.batch.n_rows());
         model.embed(self.batch.tokens(), &mut b.x);
+        self.adapt_embeddings(&mut b.x);
         self.fill_layer_inputs(b);
         self.fill_positions(b);
         model.publish_start(self.batch, b);
@@ -347,6 +349,6 @@ impl Model {
         let out = out.with_len(n * linear.weight.rows);
         let mat = linear.weight.mat(&self.gguf);
         let (acts, bias) = (acts.view(mat.ty), linear.bias.as_deref());
-        Product { mat, acts, bias, scale: linear.scale, out }
+        Product { mat, acts, bias, scale: linear.scale, out, adapted: None }
     }
 }

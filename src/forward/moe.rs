@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
+use crate::backend::cpu::linear::Product;
 use crate::backend::ops::{Demand, ExpertForm, ExpertShape, Route};
 use crate::cancel::Cancel;
 use crate::experts::peers::Remote;
@@ -74,7 +75,7 @@ impl CpuPass<'_, '_> {
         };
         let routing = &model.hyper.routing;
         (route.n_experts, route.k) = (routing.n_experts, routing.k);
-        self.cpu.products([model.linear(&router.logits, acts, &mut route.probs, n)]);
+        self.cpu.products([self.linear(&router.logits, acts, &mut route.probs, n)]);
         match &router.fixed {
             None => self.cpu.route(route, &routing.choice, router.choice_bias.as_deref()),
             Some(fixed) => {
@@ -136,15 +137,22 @@ impl CpuPass<'_, '_> {
         }
         let (n_pairs, width) = (b.ffn.demand.n_pairs(), ffn.expert.n_embd);
         b.ffn.expert.begin(n_pairs, ffn.expert.n_ff, width, inner(&ffn.expert));
-        self.compute_part(ffn, b)?;
+        let adapted = self.adapted_experts(l, ffn);
+        if let Some(adapted) = &adapted {
+            cpu.begin_low_rank(adapted, &b.ffn.demand, &b.acts, &mut b.ffn.expert);
+        }
+        self.compute_part(l, ffn, b)?;
         while part.end < b.ffn.order.len() {
             model.experts_of(&ffn.gate).release(&mut b.ffn.work);
             self.observer.rest()?;
             part = self.next_part(ffn, &b.ffn, part.end);
             self.acquire_part(l, ffn, &part, b);
-            self.compute_part(ffn, b)?;
+            self.compute_part(l, ffn, b)?;
         }
         self.take_from_peers(l, ffn, b)?;
+        if let Some(adapted) = &adapted {
+            cpu.end_low_rank(&adapted.down, &mut b.ffn.expert);
+        }
         // ordered sum
         let start = Instant::now();
         match &ffn.latent {
@@ -209,13 +217,14 @@ impl CpuPass<'_, '_> {
     }
 
     /// Granules of what is acquired: resident ones first, then as they land.
-    pub(super) fn compute_part(&self, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+    pub(super) fn compute_part(&self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
         let (store, start) = (self.model.experts_of(&ffn.gate), Instant::now());
+        let form = ExpertForm { adapted: self.adapted_experts(l, ffn), ..ffn.form() };
         while store.next_ready(&mut b.ffn.work)? {
             let f = &mut b.ffn;
             let mut list = f.granules.list();
             granules(store, &f.work, &f.demand, &ffn.expert, |_| true, &mut list);
-            self.cpu.expert_granules(&list, &f.demand, ffn.form(), &b.acts, &mut f.expert);
+            self.cpu.expert_granules(&list, &f.demand, form, &b.acts, &mut f.expert);
             f.granules.recycle(list);
         }
         b.events.timing.add_experts(nanos_since(start), b.ffn.work.stall_ns());
@@ -229,7 +238,9 @@ impl CpuPass<'_, '_> {
         b.ffn.only_gate.resize(self.batch.n_rows(), 1.0);
         if let Some(gate) = &shared.gate {
             let mat = gate.mat(&self.model.gguf);
-            cpu.product(mat, b.acts.view(mat.ty), &mut b.ffn.only_gate);
+            let adapted = self.adapted(gate, &b.acts);
+            let (acts, out) = (b.acts.view(mat.ty), &mut b.ffn.only_gate[..]);
+            cpu.products([Product { mat, acts, bias: None, scale: 1.0, out, adapted }]);
             cpu.kernels.sigmoid(&mut b.ffn.only_gate);
         }
         self.only_expert(l, &self.model.shared, &shared.shape, &shared.scales, b)
@@ -263,7 +274,8 @@ impl CpuPass<'_, '_> {
         if scales.outer != 1.0 {
             b.ffn.only_gate.iter_mut().for_each(|gate| *gate *= scales.outer);
         }
-        let form = ExpertForm { scales: scales.inner.as_ref(), ..shape.form() };
+        let adapted = self.adapted_of(store.layer(l).as_ref());
+        let form = ExpertForm { scales: scales.inner.as_ref(), adapted, ..shape.form() };
         self.resident_experts(l, store, shape, form, b)
     }
 
@@ -278,12 +290,18 @@ impl CpuPass<'_, '_> {
     ) -> Result<()> {
         let (f, cpu) = (&mut b.ffn, self.cpu);
         f.expert.begin(f.only_demand.n_pairs(), shape.n_ff, shape.n_embd, inner(shape));
+        if let Some(adapted) = &form.adapted {
+            cpu.begin_low_rank(adapted, &f.only_demand, &b.acts, &mut f.expert);
+        }
         store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
         while store.next_ready(&mut f.only_work)? {
             let mut list = f.granules.list();
             granules(store, &f.only_work, &f.only_demand, shape, |_| true, &mut list);
             cpu.expert_granules(&list, &f.only_demand, form, &b.acts, &mut f.expert);
             f.granules.recycle(list);
+        }
+        if let Some(adapted) = &form.adapted {
+            cpu.end_low_rank(&adapted.down, &mut f.expert);
         }
         cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);
         store.release(&mut f.only_work);

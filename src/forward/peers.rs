@@ -99,7 +99,7 @@ impl CpuPass<'_, '_> {
         order.sort_unstable_by_key(|expert| demand.slot(*expert));
         self.model.experts_of(&ffn.gate).release(&mut b.ffn.work);
         self.acquire_part(l, ffn, &(0..b.ffn.order.len()), b);
-        self.compute_part(ffn, b)
+        self.compute_part(l, ffn, b)
     }
 }
 

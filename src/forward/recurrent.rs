@@ -56,7 +56,7 @@ impl CpuPass<'_, '_> {
     pub(super) fn product(&self, linear: &Linear, x: &[f32], acts: &mut ActSet, out: &mut Floats) {
         let n = self.batch.n_rows();
         acts.fill(self.cpu, Kinds::of([linear.weight.ty]), n, linear.weight.cols, x);
-        self.cpu.products([self.model.linear(linear, acts, out, n)]);
+        self.cpu.products([self.linear(linear, acts, out, n)]);
     }
 
     /// y = convolution(h) of layer `l`
@@ -208,8 +208,8 @@ impl CpuPass<'_, '_> {
         let r = &mut m.recurrent;
         m.acts.fill(cpu, Kinds::of([w.qkv.weight.ty, w.gate.weight.ty]), n, w.qkv.weight.cols, h);
         cpu.products([
-            self.model.linear(&w.qkv, &m.acts, &mut r.inner, n),
-            self.model.linear(&w.gate, &m.acts, &mut m.gate, n),
+            self.linear(&w.qkv, &m.acts, &mut r.inner, n),
+            self.linear(&w.gate, &m.acts, &mut m.gate, n),
         ]);
         r.projected.copy_from(std::iter::once(&r.inner[..]));
         cpu.sigmoid_gated(&mut r.inner, &mut r.projected);

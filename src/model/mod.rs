@@ -1,5 +1,6 @@
 //! A model: descriptor, hyper-parameters, weights, KV cache.
 
+pub mod adapters;
 pub(crate) mod compressed;
 mod cost;
 pub mod descriptor;
@@ -32,6 +33,7 @@ use crate::experts::{
     self, ExpertStore, Hierarchy, LayerExperts, RamTier, Resident, StreamOptions,
 };
 use crate::gguf::Gguf;
+use adapters::Adapters;
 use descriptor::Descriptor;
 pub use hyper::HyperParams;
 use next_token::NextTokenHead;
@@ -195,6 +197,8 @@ pub struct Model {
     pub(crate) shared: Resident,
     /// The layer that predicts the token after the next.
     pub(crate) next: Option<Box<NextTokenHead>>,
+    /// Adapters that sessions take parts of; the CPU computes them.
+    pub(crate) adapters: Option<Adapters>,
 }
 
 impl Model {
@@ -227,6 +231,7 @@ impl Model {
             dense,
             shared,
             next: None,
+            adapters: None,
         }
     }
 

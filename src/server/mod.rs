@@ -6,6 +6,7 @@
 //! inner [`events`], which `api` writes in its wire's format, whole or by `sse`. The tasks of this
 //! module never compute, and the thread that computes never waits for a client.
 
+mod adapters;
 mod api;
 mod auth;
 mod body;

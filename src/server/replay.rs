@@ -9,9 +9,10 @@ use super::request::{Prompt, Request};
 /// The header that has the name.
 pub const HEADER: &str = "x-moeba-request-hash";
 
-/// The digest of a prompt's tokens and of the parameters that decide what follows them. The
+/// The digest of a prompt's tokens and of the parameters that decide what follows them, among
+/// them how much of each adapter the text takes. The
 /// request's seed is the one that its first answer has.
-pub fn hash(request: &Request, prompt: &[u32]) -> [u8; 32] {
+pub fn hash(request: &Request, prompt: &[u32], adapters: &[f32]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update((prompt.len() as u64).to_le_bytes());
     prompt.iter().for_each(|token| hash.update(token.to_le_bytes()));
@@ -22,6 +23,7 @@ pub fn hash(request: &Request, prompt: &[u32]) -> [u8; 32] {
         let reasoning = (chat.reasoning_budget, chat.keeps_reasoning_in_content);
         hash.update(format!("{calls:?} {reasoning:?}"));
     }
+    adapters.iter().for_each(|scale| hash.update(scale.to_le_bytes()));
     hash.finalize().into()
 }
 

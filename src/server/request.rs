@@ -37,7 +37,7 @@ pub struct Request {
 }
 
 /// How a request is queued and where it is computed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Scheduling {
     /// Whether caches are read and written.
     pub is_cached: bool,
@@ -47,11 +47,13 @@ pub struct Scheduling {
     pub priority: Option<i64>,
     /// When drafts are verified, if not as the server does.
     pub spec: Option<SpecMode>,
+    /// Adapters by their numbers, and how much of each, if not as the server does.
+    pub lora: Option<Vec<(usize, f32)>>,
 }
 
 impl Default for Scheduling {
     fn default() -> Self {
-        Scheduling { is_cached: true, slot: None, priority: None, spec: None }
+        Scheduling { is_cached: true, slot: None, priority: None, spec: None, lora: None }
     }
 }
 

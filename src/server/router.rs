@@ -19,7 +19,7 @@ use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::limits::BODY_TIME;
 use super::report::{LogRequests, Report};
 use super::service::Service;
-use super::{experts, openapi, origin, page, peer, random, replay, slots, status};
+use super::{adapters, experts, openapi, origin, page, peer, random, replay, slots, status};
 use crate::engine::{EXPERTS_ROUTE, GREETING_ROUTE};
 
 /// The other end of a connection; a socket of this machine has no addresses.
@@ -78,6 +78,7 @@ pub enum Handler {
     OllamaShow,
     OllamaChat,
     OllamaGenerate,
+    Adapters,
     /// A sentence that names the alternative.
     NotBuilt(&'static str),
 }
@@ -147,11 +148,7 @@ pub const ROUTES: &[Route] = &[
         ANY,
         NotBuilt("moeba has no infilling: use /completion with the model's own tokens"),
     ),
-    route(
-        "/lora-adapters",
-        ANY,
-        NotBuilt("moeba has no LoRA adapters: merge the adapter into the model"),
-    ),
+    route("/lora-adapters", "GET, HEAD, POST, OPTIONS", Handler::Adapters),
     route("/v1/audio/*", ANY, NotBuilt(TEXT_ONLY)),
     route("/v1/images/*", ANY, NotBuilt(TEXT_ONLY)),
     route("/models/load", ANY, NotBuilt(ONE_MODEL)),
@@ -432,6 +429,7 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::OllamaShow => ollama::models::show(call).await,
         Handler::OllamaChat => ollama::chat(call).await,
         Handler::OllamaGenerate => ollama::generate(call).await,
+        Handler::Adapters => adapters::serve(call).await,
         NotBuilt(why) => Err(ApiError::not_supported(why)),
     }
 }

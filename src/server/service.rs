@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::time::timeout_at;
 
+use super::adapters::{self, AdapterScales};
 use super::auth::{Client, Running};
 use super::digest::{number_of, sha256};
 use super::errors::{ApiError, ApiResult, Kind};
@@ -34,6 +35,7 @@ pub struct Service {
     pub templates: Templates,
     pub info: ModelInfo,
     pub defaults: Defaults,
+    pub adapters: AdapterScales,
     /// Jobs that are not done.
     open: Mutex<Vec<OpenJob>>,
     /// Times in which grammars were compiled.
@@ -68,6 +70,7 @@ pub struct Prepared {
     /// The rendered chat.
     text: String,
     generations: Vec<Generation>,
+    adapters: Arc<[f32]>,
     seed: u64,
     hash: [u8; 32],
 }
@@ -102,7 +105,8 @@ impl Service {
         let scheduler = Scheduler::on_disk(engine, options, kv_folder)?;
         let compile_times = Mutex::new(Histogram::new(&SECONDS));
         let open = Mutex::default();
-        Ok(Service { scheduler, templates, info, defaults, open, compile_times })
+        let adapters = AdapterScales::of(engine);
+        Ok(Service { scheduler, templates, info, defaults, adapters, open, compile_times })
     }
 
     pub fn engine(&self) -> &Arc<Engine> {
@@ -186,8 +190,9 @@ impl Service {
         });
         let generations = generations.collect::<ApiResult<Vec<_>>>()?;
         request.sampling.seed = Some(seed);
-        let hash = replay::hash(&request, &tokens);
-        Ok(Prepared { request, prompt: tokens, text, generations, seed, hash })
+        let adapters = self.adapters.asked(request.scheduling.lora.as_deref())?;
+        let hash = replay::hash(&request, &tokens, &adapters);
+        Ok(Prepared { request, prompt: tokens, text, generations, adapters, seed, hash })
     }
 
     fn speculation(&self, request: &Request) -> Speculation {
@@ -336,8 +341,9 @@ impl Service {
         senders: &mut impl Iterator<Item = Sender>,
         client: &Client,
     ) -> Vec<Job<AnySink>> {
-        let Prepared { request, prompt, text, generations, seed, .. } = prepared;
-        let scheduling = request.scheduling;
+        let Prepared { request, prompt, text, generations, adapters: scales, seed, .. } = prepared;
+        let scheduling = &request.scheduling;
+        let salt = adapters::salted(&request.salt, self.engine(), &scales);
         let chat = match &request.prompt {
             Prompt::Chat(chat) => Some(chat),
             _ => None,
@@ -364,9 +370,10 @@ impl Service {
                 sink: AnySink::new(Sink::new(sender, scanner, budget, settings)),
                 cancel,
                 owner: client.owner,
-                salt: scheduling.is_cached.then(|| client.salt(&request.salt)),
+                salt: scheduling.is_cached.then(|| client.salt(&salt)),
                 priority,
                 slot: scheduling.slot,
+                adapters: Some(scales.clone()),
             }
         };
         all.map(job).collect()

@@ -519,7 +519,8 @@ fn flags_that_change_nothing_are_told_with_v() {
     for flag in ["-fa", "--jinja", "--no-warmup", "--mlock", "-co", "-tb", "--prio"] {
         assert!(stderr(&told).contains(&format!("{flag} changes nothing: ")), "{}", stderr(&told));
     }
-    failed(&on(&model, "run", &["-p", "x", "--lora", "a"]), 2, &["--lora: ", "no LoRA"]);
+    let early = ["-p", "x", "--lora-init-without-apply"];
+    failed(&on(&model, "run", &early), 2, &["--lora-init-without-apply: ", "from the start"]);
     // One of ours that has no effect is worth a warning.
     let out = on(&model, "run", &[&GREEDY[..], &["-p", "Hello", "-hff", "x.gguf"]].concat());
     assert_eq!(succeeded(&out), greedy(&model, &["-p", "Hello"]));

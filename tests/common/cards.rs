@@ -67,7 +67,12 @@ pub fn checkpoint(name: &str, folder: &Path) {
 
 /// The tokens of the reference's logits, and these, [tokens, N_IDS].
 pub fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
-    let path = folder().join(format!("{name}.logits.f32"));
+    logits_in(&folder(), name)
+}
+
+/// The tokens of the logits of a reference in a folder, and these.
+pub fn logits_in(folder: &Path, name: &str) -> (Vec<u32>, Vec<f32>) {
+    let path = folder.join(format!("{name}.logits.f32"));
     let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let logits: Vec<f32> =
         bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
@@ -155,35 +160,43 @@ impl Card {
         std::fs::write(folder.join("model.safetensors"), whole).unwrap();
     }
 
-    fn seed(&self, name: &str) -> u64 {
-        let text = self.name.bytes().chain(name.bytes());
-        text.fold(0u64, |seed, byte| mixed(seed ^ u64::from(byte)))
-    }
-
     /// `k` of eight experts for each token.
     fn experts_of_tokens(&self, name: &str, n_tokens: u64, k: u64) -> Vec<u8> {
-        let seed = self.seed(name);
+        let seed = seed(&self.name, name);
         let of_token = |token| (0..k).map(move |i| (mixed(seed ^ token) % 8 + i) % 8);
         (0..n_tokens).flat_map(of_token).flat_map(u64::to_le_bytes).collect()
     }
 
-    /// Uniform f32s: around 1 for norms, small for biases, and of matrices that read `n_inputs`
-    /// such that products are about as large as what they read.
     fn bytes(&self, name: &str, dims: &[u64], n_inputs: u64) -> Vec<u8> {
-        let seed = self.seed(name);
-        let is_vector = dims.iter().filter(|d| **d != 1).count() == 1;
-        let (centre, width) = match is_vector {
-            // Logarithms of decays, for steps of 1.
-            _ if name.ends_with("ssm_a") => (-0.3, 0.25),
-            true if name.contains("norm") => (1.0, 0.5),
-            true => (0.0, 0.25),
-            false if name.contains("token_embd") || name.contains("embed_tokens") => (0.0, 1.7),
-            false => (0.0, (3.0 / n_inputs as f32).sqrt()),
-        };
-        let spread = |i| (mixed(seed ^ i) >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
-        let values = (0..dims.iter().product()).map(|i| centre + width * spread(i));
-        values.flat_map(f32::to_le_bytes).collect()
+        values(&self.name, name, dims, n_inputs).flat_map(f32::to_le_bytes).collect()
     }
+}
+
+fn seed(card: &str, name: &str) -> u64 {
+    let text = card.bytes().chain(name.bytes());
+    text.fold(0u64, |seed, byte| mixed(seed ^ u64::from(byte)))
+}
+
+/// Uniform f32s: around 1 for norms, small for biases, and of matrices that read `n_inputs` such
+/// that products are about as large as what they read.
+pub fn values(
+    card: &str,
+    name: &str,
+    dims: &[u64],
+    n_inputs: u64,
+) -> impl Iterator<Item = f32> + use<> {
+    let seed = seed(card, name);
+    let is_vector = dims.iter().filter(|d| **d != 1).count() == 1;
+    let (centre, width) = match is_vector {
+        // Logarithms of decays, for steps of 1.
+        _ if name.ends_with("ssm_a") => (-0.3, 0.25),
+        true if name.contains("norm") => (1.0, 0.5),
+        true => (0.0, 0.25),
+        false if name.contains("token_embd") || name.contains("embed_tokens") => (0.0, 1.7),
+        false => (0.0, (3.0 / n_inputs as f32).sqrt()),
+    };
+    let spread = move |i| (mixed(seed ^ i) >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+    (0..dims.iter().product()).map(move |i| centre + width * spread(i))
 }
 
 /// The names of a pattern such as `blk.0,2.attn_q.weight` or `model.layers.*.mlp.gate.weight`.

@@ -83,6 +83,7 @@ pub fn job_of(engine: &Arc<Engine>, request: Request, sink: Sink) -> Job<Sink> {
         salt: Some(0),
         priority: 0,
         slot: None,
+        adapters: None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Helpers of the integration tests: the program, models to run it on, files to read.
 
+pub mod adapters;
 pub mod cards;
 pub mod cli;
 pub mod edits;

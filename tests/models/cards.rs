@@ -6,7 +6,7 @@ use moeba::model::descriptor::Descriptor;
 use std::path::Path;
 
 /// Mean squared error, divided by the mean square of what is expected.
-fn error(got: &[f32], expected: &[f32]) -> f64 {
+pub fn error(got: &[f32], expected: &[f32]) -> f64 {
     let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
         got.iter().zip(expected).map(|(a, b)| of(f64::from(*a), f64::from(*b))).sum()
     };

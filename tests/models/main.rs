@@ -1,5 +1,8 @@
 //! Whole models: golden checkpoints, files that cannot run, the demo.
 
+// LoRA adapters, merged and beside their model.
+mod adapters;
+
 // Sound GGUF files that are no model that can run; requests that a model cannot serve.
 mod bad_input;
 

@@ -115,6 +115,7 @@ fn job(engine: &Arc<Engine>, index: usize, request: &Request, done: &Sender<Done
         salt: Some(index as u64 % 2),
         priority: 0,
         slot: None,
+        adapters: None,
     }
 }
 
@@ -246,6 +247,7 @@ fn noted(
         salt: Some(0),
         priority: 0,
         slot: None,
+        adapters: None,
     }
 }
 

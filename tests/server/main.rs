@@ -1,5 +1,8 @@
 //! `moeba serve` from outside: the program with the demo model, and raw HTTP over sockets.
 
+// LoRA adapters and their scales.
+mod adapters;
+
 // Hosts, origins, keys, sockets of this machine.
 mod access;
 

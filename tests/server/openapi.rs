@@ -181,7 +181,8 @@ fn fields_have_the_types_that_the_document_says() {
     let (_folder, server) = start_all();
     let document = document(&server);
     for (path, method, operation) in operations(&document) {
-        let Some(schema) = body_of(&document, &operation) else { continue };
+        let schema = body_of(&document, &operation).filter(|schema| schema["type"] != "array");
+        let Some(schema) = schema else { continue };
         let example = &schema["examples"][0];
         let mut cases = Vec::new();
         for (name, field) in schema["properties"].as_object().unwrap() {
@@ -268,7 +269,8 @@ fn routes_read_the_fields_of_the_document_and_no_others() {
     let literals = literals();
     let mut n_checked = 0;
     for (path, _, operation) in operations(&document) {
-        let Some(schema) = body_of(&document, &operation) else { continue };
+        let schema = body_of(&document, &operation).filter(|schema| schema["type"] != "array");
+        let Some(schema) = schema else { continue };
         // Routes that count tokens take a request's other fields, too.
         if ["tokens", "tokenize", "template"].iter().any(|end| path.ends_with(end)) {
             continue;

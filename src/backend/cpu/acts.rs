@@ -91,6 +91,7 @@ impl ActSet {
     /// Stores `src`: [tokens, cols], in each form.
     pub fn fill(&mut self, cpu: &Cpu, kinds: Kinds, tokens: usize, cols: usize, src: &[f32]) {
         assert_eq!(src.len(), tokens * cols);
+        let kinds = Kinds { f32s: kinds.f32s || cpu.keeps_inputs, ..kinds };
         self.resize(kinds, tokens, cols);
         let writers = self.writers();
         cpu.chunks(tokens, cpu.token_chunk(tokens, cols), &|_, range| {

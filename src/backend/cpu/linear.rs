@@ -2,7 +2,7 @@
 
 use super::grid::TokenParts;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
-use crate::backend::ops::HeadMats;
+use crate::backend::ops::{Adapted, HeadMats};
 use crate::simd::{ActView, Kernels, MatRef, Scratch};
 use std::ops::Range;
 
@@ -15,6 +15,9 @@ pub struct Product<'a> {
     pub scale: f32,
     /// [tokens, mat.rows]
     pub out: &'a mut [f32],
+    /// Adapters of a matrix of which this one is some rows, with the first of these, and their
+    /// input; added last.
+    pub adapted: Option<(Adapted<'a>, ActView<'a>, usize)>,
 }
 
 impl Cpu {
@@ -23,6 +26,7 @@ impl Cpu {
         let n_rows: usize = products.iter().map(|p| p.mat.rows).sum();
         let work = products.iter().map(|p| p.out.len() * p.mat.cols).sum();
         let tokens = TokenParts::new(products.first().map_or(0, |p| p.acts.tokens()));
+        let adapted = products.each_ref().map(|p| p.adapted);
         let products = products.map(|p| {
             assert_eq!(p.out.len(), p.mat.rows * p.acts.tokens());
             assert_eq!(p.acts.tokens(), tokens.all());
@@ -45,11 +49,16 @@ impl Cpu {
                 }
             }
         });
+        for (product, adapted) in products.iter().zip(&adapted) {
+            if let Some((adapted, x, first)) = adapted {
+                self.add_low_rank(adapted, *x, *first, product.0.rows, &product.3);
+            }
+        }
     }
 
     /// One product without bias.
     pub fn product(&self, mat: MatRef, acts: ActView, out: &mut [f32]) {
-        self.products([Product { mat, acts, bias: None, scale: 1.0, out }]);
+        self.products([Product { mat, acts, bias: None, scale: 1.0, out, adapted: None }]);
     }
 
     /// A product for each head: `out[t, h, r] = mats[h][r] · acts[t, h]`, `acts` and `out` with

@@ -8,6 +8,7 @@ pub mod delta;
 pub mod expert;
 mod grid;
 pub mod linear;
+mod low_rank;
 pub mod norm;
 pub mod pool;
 pub mod rope;
@@ -57,13 +58,21 @@ pub struct Cpu {
     scratch: Vec<PerThread>,
     /// Attention's partial results, which one thread writes and another reads.
     partials: RefCell<Vec<f32>>,
+    /// Inputs of products are kept as f32 too: adapters read them.
+    pub keeps_inputs: bool,
 }
 
 impl Cpu {
     pub fn new(n_threads: usize) -> Cpu {
         let scratch = (0..n_threads).map(|_| PerThread(UnsafeCell::default())).collect();
         let pool = Pool::new(n_threads);
-        Cpu { pool, kernels: simd::kernels(), scratch, partials: RefCell::default() }
+        Cpu {
+            pool,
+            kernels: simd::kernels(),
+            scratch,
+            partials: RefCell::default(),
+            keeps_inputs: false,
+        }
     }
 
     pub fn n_threads(&self) -> usize {

@@ -1,5 +1,6 @@
 //! Experts: activation function, sizes, biases.
 
+use super::AdaptedExperts;
 use crate::gguf::TensorType;
 use serde::Deserialize;
 
@@ -69,6 +70,7 @@ impl ExpertShape {
             up_limit: self.up_limit,
             biases: None,
             scales: None,
+            adapted: None,
         }
     }
 }
@@ -82,6 +84,8 @@ pub struct ExpertForm<'a> {
     pub up_limit: f32,
     pub biases: Option<&'a ExpertBiases>,
     pub scales: Option<&'a ExpertScales>,
+    /// Adapters of low rank, on the CPU alone.
+    pub adapted: Option<AdaptedExperts<'a>>,
 }
 
 /// Factors on each expert's products of gate and up, before biases are added.

@@ -5,6 +5,7 @@
 mod attention;
 mod delta;
 mod expert;
+mod low_rank;
 mod recurrence;
 mod rope;
 mod routing;
@@ -14,6 +15,7 @@ mod streams;
 pub use attention::DistanceBias;
 pub use delta::{DeltaShape, HeadOrder};
 pub use expert::{Activation, ExpertBiases, ExpertForm, ExpertScales, ExpertShape};
+pub use low_rank::{Adapted, AdaptedExperts, LowRank};
 pub use recurrence::{
     Columns, ConvShape, DEVICE_KEY_MAX, DEVICE_STATES_MAX, Scan, ScanShape, ShortConv, StateSize,
 };

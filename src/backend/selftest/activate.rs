@@ -64,8 +64,14 @@ impl Pairs {
     ) -> Result<Vec<f32>> {
         let gate = Some(self.gate_up.all()).filter(|_| activation.is_gated());
         let (up, out) = (self.up_up.all(), self.out.all());
-        let form =
-            ExpertForm { activation, limit: LIMIT, up_limit: UP_LIMIT, biases: None, scales: None };
+        let form = ExpertForm {
+            activation,
+            limit: LIMIT,
+            up_limit: UP_LIMIT,
+            biases: None,
+            scales: None,
+            adapted: None,
+        };
         activate.gated(&bench.stream, form, gate, up, out)?;
         bench.down_f32(&self.out)
     }

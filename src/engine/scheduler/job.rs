@@ -1,5 +1,7 @@
 //! A text to generate, and whoever receives it.
 
+use std::sync::Arc;
+
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::engine::{Generation, Outcome, TextSink};
@@ -101,4 +103,7 @@ pub struct Job<S> {
     pub priority: i32,
     /// The session that the job gets if it is free.
     pub slot: Option<usize>,
+    /// How much of each adapter the text takes, if not as the engine's options say. Jobs of other
+    /// numbers have another salt.
+    pub adapters: Option<Arc<[f32]>>,
 }

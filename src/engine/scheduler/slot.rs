@@ -86,6 +86,8 @@ impl<S: JobSink> Slot<S> {
             self.session.truncate(0);
             self.salt = job.salt;
         }
+        let scales = job.adapters.clone();
+        self.session.set_adapters(scales.as_deref().unwrap_or(engine.adapter_scales()));
         self.job = Running::start(job, self.id, &mut self.session, engine);
         if let (Some(salt), Some(_)) = (self.salt, &self.marks) {
             pages.use_states(salt, self.session.tokens());

@@ -201,7 +201,8 @@ impl<'a> ExpertContext<'a> {
         let rows = |all| inner_rows(shape, all, &pairs.pairs);
         let (gate, activated) = (gated.then(|| rows(gate)), rows(inner));
         let DeviceShape { activation, limit, up_limit, .. } = *shape;
-        let function = ExpertForm { activation, limit, up_limit, biases: None, scales: None };
+        let function =
+            ExpertForm { activation, limit, up_limit, biases: None, scales: None, adapted: None };
         self.ops.activate.gated(self.stream, function, gate, rows(up), activated)?;
         if shape.down.block_len() == 1 {
             // SAFETY: as above.

@@ -13,6 +13,7 @@ const GATED: ExpertForm = ExpertForm {
     up_limit: 0.0,
     biases: None,
     scales: None,
+    adapted: None,
 };
 
 impl GpuPass<'_> {

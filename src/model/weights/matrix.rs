@@ -43,6 +43,14 @@ impl Matrix {
         Matrix { source: Source::Own(bytes.into()), first_row: 0, ty: TensorType::F32, rows, cols }
     }
 
+    /// The tensor that it is some rows of, and the first of these.
+    pub fn place(&self) -> Option<(usize, usize)> {
+        match self.source {
+            Source::File(tensor) => Some((tensor, self.first_row)),
+            Source::Own(_) => None,
+        }
+    }
+
     /// Whether both are the same rows of one tensor.
     pub fn is(&self, other: &Matrix) -> bool {
         let is_one = match (&self.source, &other.source) {

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::engine::{Limits, SpecMode};
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions};
+use crate::server::adapters;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, integer, wrong};
 use crate::server::limits;
@@ -98,6 +99,7 @@ pub fn scheduling(fields: &Fields<'_>) -> ApiResult<Scheduling> {
         slot: slot.and_then(|slot| usize::try_from(slot).ok()),
         priority: fields.integer("priority", i64::MIN..=i64::MAX)?,
         spec: spec(fields)?,
+        lora: fields.get("lora").map(|list| adapters::list("lora", list)).transpose()?,
     })
 }
 

@@ -124,6 +124,7 @@ const SCHEDULING: &[Field] = &[
     ("priority", Whole(i64::MIN, MAX)),
     ("t_max_predict_ms", COUNT),
     ("spec", Text),
+    ("lora", LIST),
     ("prediction", Object(&PREDICTION)),
 ];
 

@@ -199,6 +199,7 @@ fn work(handler: Handler) -> Option<Work> {
         H::OllamaGenerate => {
             Work::post("Ollama's answer to a text", "OllamaGenerate", LINES, &["response", "done"])
         }
+        H::Adapters => Work::get("LoRA adapters and their scales, as an array", &[]),
         H::Peer | H::PeerExperts | H::NotBuilt(_) => return None,
     })
 }
@@ -206,7 +207,11 @@ fn work(handler: Handler) -> Option<Work> {
 fn operation(route: &Route, method: &str) -> Value {
     let wire = Wire::of(route.path);
     let mut operation = json!({ "tags": [tag(wire)] });
-    let work = work(route.handler).filter(|work| (method == "POST") == work.body.is_some());
+    let work = match (route.handler, method) {
+        // Its body is no object.
+        (Handler::Adapters, "POST") => Some(Work::get("Sets adapters' scales", &["success"])),
+        (handler, method) => work(handler).filter(|w| (method == "POST") == w.body.is_some()),
+    };
     let mut responses = Map::new();
     let mut fail = |status: u16| {
         responses.insert(status.to_string(), failure(status, wire));
@@ -215,7 +220,14 @@ fn operation(route: &Route, method: &str) -> Value {
     [400, 401, 403, 429, 431].into_iter().for_each(&mut fail);
     match (&work, route.handler) {
         (Some(work), _) => {
-            if work.body.is_some() {
+            let is_list = route.handler == Handler::Adapters && method == "POST";
+            if is_list {
+                let items = json!({ "type": "object" });
+                let schema = json!({ "type": "array", "items": items, "examples": [[]] });
+                let content = json!({ "application/json": { "schema": schema } });
+                operation["requestBody"] = json!({ "required": true, "content": content });
+            }
+            if work.body.is_some() || is_list {
                 [408, 413, 415, 500].into_iter().for_each(&mut fail);
             }
             if work.needs_model {

@@ -3,6 +3,8 @@
 //! in rank order over a token's experts. So neither the order in which granules arrive nor who
 //! computes them can change a bit of the sum.
 
+mod low_rank;
+
 use std::ops::Range;
 
 use super::acts::{ActSet, Kinds};
@@ -10,6 +12,7 @@ use super::grid::TokenParts;
 use super::{Cpu, SERIAL_WORK, SharedOut, ThreadScratch};
 use crate::backend::ops::{Activation, Demand, ExpertBiases, ExpertForm, NO_PAIR};
 use crate::simd::{Floats, Kernels, MatRef, Out};
+use low_rank::PairRanks;
 
 /// A granule that can be computed.
 #[derive(Clone)]
@@ -36,6 +39,7 @@ pub struct ExpertBuffers {
     /// [pairs, n_embd]: sum of the granules so far
     partial: Floats,
     items: Items,
+    ranks: PairRanks,
 }
 
 /// The work of a region: an item is a granule, or an expert.
@@ -130,7 +134,7 @@ impl Cpu {
         buffers: &mut ExpertBuffers,
     ) {
         let n_ff = buffers.n_ff;
-        let inner = SharedOut::new(&mut buffers.inner);
+        let (inner, ranks) = (SharedOut::new(&mut buffers.inner), &buffers.ranks);
         buffers.items.granules(granules, demand);
         self.pieces(&buffers.items, &|scratch, g, rows, pairs| {
             let granule = &granules[g.start];
@@ -168,6 +172,9 @@ impl Cpu {
                 // SAFETY: a pair's row of a granule is in one piece.
                 let out = unsafe { inner.slice(pair * n_ff + first, n) };
                 let (gate, up) = (&mut gate[i * n..][..n], &mut up[i * n..][..n]);
+                if let Some(adapted) = &form.adapted {
+                    ranks.add(self.kernels, adapted, pair, &(first..first + n), [gate, up]);
+                }
                 match form.activation {
                     Activation::Silu => self.kernels.swiglu(gate, up, out),
                     Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),

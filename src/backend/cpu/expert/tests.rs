@@ -112,6 +112,7 @@ fn compute(
             up_limit: 0.0,
             biases: None,
             scales: None,
+            adapted: None,
         };
         cpu.expert_granules(&granules, &demand, form, &acts, &mut buffers);
     }
@@ -187,6 +188,7 @@ fn experts_without_a_gate_rectify_and_add_biases() {
         up_limit: 0.0,
         biases: Some(&biases),
         scales: None,
+        adapted: None,
     };
     cpu.expert_granules(&granules, &demand, form, &acts, &mut buffers);
     let mut y = vec![0.0; x.len()];

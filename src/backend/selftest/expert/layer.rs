@@ -158,6 +158,7 @@ impl Layer {
             up_limit: s.up_limit,
             biases: self.biases.as_ref(),
             scales: self.scales.as_ref(),
+            adapted: None,
         };
         bench.cpu.expert_granules(&granules, &demand, form, &tokens.x, &mut buffers);
         let mut y = vec![0.0; tokens.n * s.n_embd];
