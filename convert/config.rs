@@ -1,12 +1,12 @@
-//! config.json as transformers 5.24 reads it: fields that have several names get one value, what
-//! is said twice is said once, and what a class assumes is written out. Descriptors read the result.
+//! config.json as transformers 5.24 reads it: fields that have several names get one value, what is
+//! said twice is said once, and what a class assumes is written out. Descriptors read the result.
 
 use serde_json::{Map, Value};
 
 use super::hparams::MAX_LAYERS;
 use super::json::{Json, shown};
 use crate::Result;
-use crate::model::descriptor::Descriptor;
+use crate::model::descriptor::{Descriptor, RopeLayers};
 
 /// Names of kinds of layers that newer versions of transformers changed.
 const RENAMED_LAYERS: [(&str, &str); 4] = [
@@ -99,6 +99,8 @@ fn rename_layers(list: Option<&mut Value>) {
 /// Lists the layers of a config that has a period or flags of those with a window.
 fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descriptor) -> Result<()> {
     let Some(window) = &descriptor.convert.window else { return Ok(()) };
+    // Files of some architectures do not say which layers rotate: three of four do.
+    let by_number = descriptor.parts.rope_layers == RopeLayers::ThreeOfFour;
     let n = value(text, "num_hidden_layers").and_then(Value::as_u64).unwrap_or(0).min(MAX_LAYERS);
     let words = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
     let list = |slides: &dyn Fn(u64) -> bool| {
@@ -113,20 +115,14 @@ fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descript
                 let got = flags.get(layer as usize).map_or("nothing".into(), shown);
                 return Err(file.fail(&format!("{field}.{layer}"), "0 or 1", got));
             }
-            let found = list(&|layer| flag(layer) == Some(1));
-            if let Some(Value::Array(kinds)) = value(text, LAYER_TYPES) {
-                let slides = |kind: Option<&Value>| {
-                    kind.and_then(Value::as_str).is_some_and(|kind| kind != "full_attention")
-                };
-                let differs =
-                    |layer: &usize| slides(kinds.get(*layer)) != slides(found.get(*layer));
-                if let Some(layer) = (0..found.len()).find(differs) {
-                    let expected = format!("{}, by {field}", shown(&found[layer]));
-                    let got = kinds.get(layer).map_or("nothing".into(), shown);
-                    return Err(file.fail(&format!("{LAYER_TYPES}.{layer}"), expected, got));
-                }
+            let usual = |layer: u64| (layer + 1) % 4 != 0;
+            let other = (0..n).find(|layer| (flag(*layer) == Some(1)) != usual(*layer));
+            if let Some(layer) = other.filter(|_| by_number) {
+                let expected = format!("{}, which files imply", u8::from(usual(layer)));
+                let got = u8::from(!usual(layer)).to_string();
+                return Err(file.fail(&format!("{field}.{layer}"), expected, got));
             }
-            found
+            list(&|layer| flag(layer) == Some(1))
         }
         (None, Some(Value::String(letters))) if !letters.is_empty() => {
             let letters: Vec<char> = letters.chars().collect();
@@ -140,6 +136,9 @@ fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descript
         }
         (None, Some(Value::Number(period))) => {
             let period = period.as_u64().unwrap_or(0);
+            if by_number && period != 4 {
+                return Err(file.fail(&window.period, "4, which files imply", period.to_string()));
+            }
             list(&|layer| period == 0 || (layer + 1) % period != 0)
         }
         _ => return Ok(()),

@@ -344,8 +344,9 @@ fn window_pattern(config: &Json, descriptor: &Descriptor) -> Result<Option<Vec<b
     let Some(other) = (0..n).find(|layer| listed[*layer] != usual(*layer)) else {
         return Ok(None);
     };
-    // Which layers rotate follows from their numbers there.
-    if parts.rope_layers == RopeLayers::ThreeOfFour {
+    // Which layers rotate follows from their numbers there, and from the list in transformers.
+    let rotates_as_listed = descriptor.convert.window.as_ref().is_some_and(|w| w.flags.is_none());
+    if parts.rope_layers == RopeLayers::ThreeOfFour && rotates_as_listed {
         let word = if usual(other) { "a window" } else { "full_attention" };
         let expected = format!("{word}, which files of {} imply", descriptor.architecture);
         return Err(config.fail(&format!("{FIELD}.{other}"), expected, shown(&kinds[other])));

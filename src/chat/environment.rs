@@ -44,7 +44,7 @@ pub fn render(environment: Arc<Environment>, context: Map<String, Value>) -> Res
     })
 }
 
-/// What went wrong in a template, as one sentence.
+/// The fault of a template, as one sentence.
 fn describe(fault: Fault) -> Error {
     let Fault { message, line, is_raised } = fault;
     Error::Invalid(match (is_raised, line) {

@@ -1,4 +1,4 @@
-//! What keeps a template in bounds. It runs in a thread of its own with a stack of its own, and
+//! The bounds of a template. It runs in a thread of its own with a stack of its own, and
 //! ends by itself or is given up: fuel (steps), nesting, bytes written, time, and, where
 //! `BoundedAllocator` is the program's allocator, memory.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The longest published template is 17 kB.
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// What a rendering may cost. A message takes some hundred steps in the longest templates; Python
+/// The limits of a rendering. A message takes some hundred steps in the longest templates; Python
 /// ends a recursion near this depth too; a prompt of this size is tens of millions of tokens.
 pub const LIMITS: Limits = Limits { steps: 10_000_000, depth: 200, output_bytes: 64 << 20 };
 

@@ -215,8 +215,6 @@ fn tensors_missing_unknown_or_misshapen() {
     spoil("llama", (NORM, "a.rotary_emb.inv_freq"), &["output_norm.weight", NORM]);
     let q = "model.layers.1.self_attn.q_proj.weight";
     spoil("llama", (q, "a.rotary_emb.inv_freq"), &["blk.1.attn_q.weight", q]);
-    let head = "lm_head.weight";
-    spoil("llama", (head, "a.rotary_emb.inv_freq"), &["output.weight", head]);
     let expert = "model.layers.2.mlp.experts.5.up_proj.weight";
     let beyond = "model.layers.2.mlp.experts.8.up_proj.weight";
     spoil("qwen2moe", (expert, beyond), &["blk.2.ffn_up_exps.weight", "no expert 5"]);
@@ -382,8 +380,9 @@ fn configs_of_parts_that_are_not_computed() {
         spoilt.json("config.json", |config| config["rope_scaling"][field] = value.clone());
         spoilt.fails(&["rope_scaling", field]);
     };
-    yarn("mscale", json!(0.5));
-    yarn("factor", Value::Null);
+    yarn("truncate", json!(false));
+    yarn("factor", json!("four"));
+    yarn("original_max_position_embeddings", json!(0.5));
     let spoilt = Spoilt::new("phimoe");
     spoilt.json("config.json", |c| c["rope_scaling"]["long_factor"] = json!([1.0, 2.0]));
     spoilt.fails(&["rope_scaling.long_factor", "8 numbers above 0"]);

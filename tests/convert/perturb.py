@@ -3,8 +3,8 @@
     python perturb.py [--moeba FILE] [--table FILE] [CLASS ...]
 
 For every class that models/*.toml names and transformers has: a small random checkpoint with its
-config as a card or a golden checkpoint has it ("given") and as transformers writes it ("saved"),
-each field of both changed alone, and what else the class reads set where it is absent. An outcome is
+config as a card or a golden checkpoint has it ("given") and as transformers saves it ("saved"),
+each field of both changed alone, and what else the class reads set where it is absent. Outcomes:
 
     equal    NMSE below 1e-8
     refused  `moeba convert` ends with a message that names the field
@@ -193,7 +193,8 @@ def tokenizer(folder):
     golden = json.loads((GOLDEN / "qwen3moe/tokenizer.json").read_text())
     model = golden["model"]
     model["vocab"] = {token: i for token, i in model["vocab"].items() if i < 200}
-    fits = lambda merge: "".join(merge if isinstance(merge, list) else merge.split()) in model["vocab"]
+    vocab = model["vocab"]
+    fits = lambda m: "".join(m if isinstance(m, list) else m.split()) in vocab
     model["merges"] = [m for m in model["merges"] if fits(m)]
     golden["added_tokens"] = []
     Path(folder, "tokenizer.json").write_text(json.dumps(golden))

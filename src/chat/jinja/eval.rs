@@ -110,7 +110,7 @@ impl Interpreter {
         Ok(())
     }
 
-    /// What `work` writes.
+    /// The text that `work` writes.
     fn captured<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<(T, String)> {
         let outer = std::mem::take(&mut self.out);
         let done = work(self);

@@ -151,7 +151,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// What goes away behind a tag's end.
+    /// The white space that goes away behind a tag's end.
     fn after_tag(&mut self, sign: Option<u8>, trims: bool) {
         match sign {
             Some(b'-') => self.skip_spaces(),

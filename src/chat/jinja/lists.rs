@@ -79,7 +79,7 @@ fn failing(message: String) -> Value {
     lazily(|_| Err(Fault::new(message)))
 }
 
-/// What a filter's `attribute` reads of an item: `a.b`, `0`, and, where that is allowed, `a,b`.
+/// The path that a filter's `attribute` reads of an item: `a.b`, `0`, and, where that is allowed, `a,b`.
 struct Getter {
     paths: Vec<Vec<Value>>,
     default: Option<Value>,

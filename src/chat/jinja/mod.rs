@@ -58,7 +58,7 @@ impl Fault {
     }
 }
 
-/// What a rendering may cost.
+/// The limits of a rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Statements, expressions, and items of lists.

@@ -112,7 +112,7 @@ pub fn attribute(value: &Value, name: &str) -> Result<Option<Value>> {
     Ok(field(value, name))
 }
 
-/// What is no method.
+/// The error for a name that is no method.
 fn field(value: &Value, name: &str) -> Option<Value> {
     let int = |n: usize| Value::Int(n as i128);
     match value {

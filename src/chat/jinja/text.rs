@@ -1,4 +1,4 @@
-//! What Python says of characters and strings.
+//! Python's classes of characters, and its views of strings.
 
 use regex::Regex;
 use std::sync::LazyLock;
@@ -158,7 +158,7 @@ pub fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     lines
 }
 
-/// What HTML escapes.
+/// Characters that HTML escapes.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

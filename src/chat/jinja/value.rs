@@ -19,7 +19,7 @@ pub type Dict = IndexMap<Key, Value>;
 
 #[derive(Clone)]
 pub enum Value {
-    /// What it is that is missing, for messages.
+    /// The thing that is missing, for messages.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -56,7 +56,7 @@ pub enum View {
 /// Python's iterators and generators, which give each item once.
 pub struct Iterator {
     pub items: RefCell<std::vec::IntoIter<Value>>,
-    /// What the item behind the last one failed with.
+    /// The error of the item behind the last one.
     pub fault: RefCell<Option<Fault>>,
 }
 

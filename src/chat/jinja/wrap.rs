@@ -25,7 +25,7 @@ fn is_wordlike(c: char) -> bool {
     is_word(c) || "!\"'&.,?".contains(c)
 }
 
-/// Where the piece that begins at `from` ends: a blank, a dash, a part of a hyphenated word.
+/// The end of the piece that begins at `from`: a blank, a dash, a part of a hyphenated word.
 fn piece_end(chars: &[char], from: usize, hyphens: bool) -> usize {
     let run = |from: usize, fits: &dyn Fn(char) -> bool| {
         from + chars[from..].iter().take_while(|c| fits(**c)).count()
@@ -114,7 +114,7 @@ impl Wrap {
         Ok(lines)
     }
 
-    /// Where a word that does not fit is broken: behind its last hyphen, if it has one.
+    /// The place where a word that does not fit is broken: behind its last hyphen, if it has one.
     fn break_at(&self, word: &[char], room: usize) -> usize {
         if self.break_on_hyphens && word.len() > room {
             let hyphen = word[..room].iter().rposition(|c| *c == '-').filter(|at| *at > 0);
@@ -205,7 +205,7 @@ fn unescape(text: &str) -> Result<String> {
     Ok(out + rest)
 }
 
-/// What `urlize` puts into its links.
+/// The attributes that `urlize` puts into its links.
 pub struct Links<'a> {
     pub limit: Option<usize>,
     pub attributes: String,

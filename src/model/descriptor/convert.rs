@@ -33,8 +33,8 @@
 //! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`,
 //! `next`);
 //! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
-//! `layers`, the size that counts its `{layer}`; `integers`, that it is a table of such; `zeros`, that
-//! a checkpoint without it has zeros there.
+//! `layers`, the size that counts its `{layer}`; `integers`, that it is a table of such; `zeros`,
+//! that a checkpoint without it has zeros there.
 
 use std::collections::BTreeMap;
 
