@@ -3,8 +3,8 @@
     python perturbed.py
 
 A case is a card with fields of its config set, or removed if "drop" lists them; "refused" is the
-name in moeba's refusal where there are no logits. perturbed.f32 gets, for each case that has logits,
-those of the last tokens' first ids: [N_TOKENS, N_IDS]. Packages as of make_cards.py.
+name in moeba's refusal where there are no logits. perturbed.f32 gets, for each case that has
+logits, those of the last tokens' first ids: [N_TOKENS, N_IDS]. Packages as of make_cards.py.
 """
 
 import json
