@@ -48,7 +48,7 @@ pub use synth::{
     PRESETS, SynthOptions, preset_architecture, preset_header, synth, synth_type_names,
 };
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -254,6 +254,7 @@ fn keep_blocks(
     asked: Option<Mix>,
     changes: &lora::Changes,
 ) -> HashMap<String, TensorType> {
+    let names: HashSet<String> = tensors.iter().map(|t| t.name.clone()).collect();
     let mut kept = HashMap::new();
     let mut at = 0;
     while at < tensors.len() {
@@ -264,7 +265,9 @@ fn keep_blocks(
             TensorType::MXFP4 => asked.is_none_or(|mix| mix == Mix::Bf16),
             _ => asked.is_none(),
         };
-        if !is_asked {
+        // A model may have factors of its own there.
+        let is_taken = blocks.factors.as_ref().is_some_and(|(name, _)| names.contains(name));
+        if !is_asked || is_taken {
             continue;
         }
         kept.insert(tensor.name.clone(), blocks.ty);

@@ -83,6 +83,11 @@ pub fn of_e2m1() -> Table {
     E2M1.clone()
 }
 
+/// Those, for a library that has one zero only.
+pub fn of_e2m1_with_one_zero() -> Table {
+    of_e2m1().iter().map(|x| x + 0.0).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,5 +121,12 @@ mod tests {
             quant::dequantize(TensorType::F16, &[0, bits as u8], &mut half);
             assert!(half[0] == *value || (half[0].is_nan() && value.is_nan()), "{bits:#x}");
         }
+    }
+
+    #[test]
+    fn powers_of_two() {
+        assert_eq!(e8m0(127), 1.0);
+        assert_eq!(e8m0(0), 2f32.powi(-127));
+        assert_eq!(e8m0(254), 2f32.powi(127));
     }
 }

@@ -34,8 +34,8 @@ pub fn of(shape: &[u64], scale: &[u64], told: &[[u64; 2]]) -> Result<Grid, Strin
     // Axis by axis.
     if let (true, [.., down, across]) = (scale.len() == shape.len() && shape.len() > 1, scale) {
         let whole = rows.is_multiple_of(*down) && columns.is_multiple_of(*across);
-        let is_block = *down != 1 && *down != rows;
-        if scale[..outer.len()] == *outer && whole && (told.is_empty() || !is_block) {
+        let is_plain = *down == rows || *down == 1 && (*across == 1 || *across == columns);
+        if scale[..outer.len()] == *outer && whole && (told.is_empty() || is_plain) {
             return Ok(grid(rows / down, columns / across));
         }
     }

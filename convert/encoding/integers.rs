@@ -87,8 +87,10 @@ pub(super) fn join_codes(joiner: &mut Joiner<'_>, kind: Kind) -> Result<()> {
             return Err(joiner.bad_shape(&scales, "two axes, and two of qzeros"));
         };
         let (groups, out) = (*groups, *out);
-        let bits =
-            [2, 3, 4, 8].into_iter().find(|bits| super::packed::words(out, *bits) == *n_words);
+        // Few outputs take as many words at one width as at another.
+        let told = joiner.config.count(&field("bits"))?.filter(|bits| [2, 3, 4, 8].contains(bits));
+        let mut widths = told.map(|bits| bits as u32).into_iter().chain([2, 3, 4, 8]);
+        let bits = widths.find(|bits| super::packed::words(out, *bits) == *n_words);
         let Some(bits) = bits.filter(|_| groups > 0 && out > 0) else {
             let expected = format!("words of 2, 3, 4 or 8 bits for {out} outputs");
             return Err(joiner.bad_shape(&zeros, expected));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 
-use super::floats::{of_e2m1, of_fp8, of_i8};
+use super::floats::{Table, of_e2m1, of_e2m1_with_one_zero, of_fp8, of_i8};
 use super::scaled::{Codes, Factors, Grid, Scaled, Then, Zeros};
 use super::{Encoding, bitsandbytes, grid, integers};
 use crate::convert::checkpoint::{Checkpoint, HfTensor};
@@ -88,8 +88,9 @@ impl Joiner<'_> {
             _ => {
                 let value = self.config.at(CONFIG).map(shown).unwrap_or_default();
                 let got = method.map_or(value, |m| format!("{m} weights"));
-                let expected = "weights in F32, F16, BF16, fp8, mxfp8, mxfp4, compressed-tensors, \
-                                modelopt, fbgemm_fp8, gptq, awq, auto-round, bitsandbytes or torchao";
+                let expected = "weights in F32, F16, BF16, fp8, mxfp8, mxfp4, fbgemm_fp8, gptq, \
+                                awq, auto-round, bitsandbytes, torchao, modelopt or \
+                                compressed-tensors";
                 Err(self.config.fail(CONFIG, expected, got))
             }
         }
@@ -408,22 +409,20 @@ impl Joiner<'_> {
                 return Err(self.checkpoint.bad_dtype(&scale, expected));
             }
         };
-        let (shape, grid, codes) = self.nibbles(&weight, &scale, width)?;
-        let mut factors = Factors::of(scale);
-        let mut result = TensorType::F32;
-        if let Some(of) = self.checkpoint.remove(&format!("{stem}_global_scale")) {
-            factors.of_matrix = Some(self.matrix_factors(&of, &shape)?);
-            factors.divide = true;
-        } else if let Some(of) = self.checkpoint.remove(&format!("{stem}_scale_2")) {
-            factors.of_matrix = Some(self.matrix_factors(&of, &shape)?);
-        } else if width == 16 {
+        let of_all = self.checkpoint.remove(&format!("{stem}_global_scale"));
+        // The library's own result has this type, whatever its scales have.
+        let divide = of_all.is_some();
+        let result = if divide { TensorType::BF16 } else { TensorType::F32 };
+        let of_all = of_all.or_else(|| self.checkpoint.remove(&format!("{stem}_scale_2")));
+        if of_all.is_none() && width == 16 {
             let expected = format!("{stem}_scale_2 or {stem}_global_scale too");
             return Err(self.fail(&weight, "", expected, "none of that name"));
         }
-        if factors.divide {
-            // The library's own result has this type, whatever its scales have.
-            result = TensorType::BF16;
-        }
+        // Modelopt has one zero.
+        let values = if of_all.is_some() && !divide { of_e2m1_with_one_zero() } else { of_e2m1() };
+        let (shape, grid, codes) = self.nibbles(&weight, &scale, (width, values))?;
+        let of_matrix = of_all.map(|of| self.matrix_factors(&of, &shape)).transpose()?;
+        let factors = Factors { of_matrix, divide, ..Factors::of(scale) };
         self.put(weight, name, shape, plain(codes, grid, factors, result));
         Ok(())
     }
@@ -434,7 +433,7 @@ impl Joiner<'_> {
         &self,
         weight: &HfTensor,
         scale: &HfTensor,
-        width: u64,
+        (width, values): (u64, Table),
     ) -> Result<(Vec<u64>, Grid, Codes)> {
         let mut shape = weight.shape.clone();
         let mut expected = scale.shape.clone();
@@ -443,7 +442,7 @@ impl Joiner<'_> {
             if expected == weight.shape {
                 *rows *= 2;
                 let grid = Grid { rows: *rows, columns: shape[2], height: width, width: 1 };
-                return Ok((shape, grid, Codes::RowPairs(of_e2m1())));
+                return Ok((shape, grid, Codes::RowPairs(values)));
             }
             expected.clone_from(&scale.shape);
         }
@@ -454,7 +453,7 @@ impl Joiner<'_> {
         self.check_shape(weight, &expected)?;
         let (columns, rows) = (*columns, weight.shape.iter().rev().nth(1).copied().unwrap_or(1));
         let grid = Grid { rows, columns, height: 1, width };
-        Ok((shape, grid, Codes::Nibbles { values: of_e2m1(), high_first: false }))
+        Ok((shape, grid, Codes::Nibbles { values, high_first: false }))
     }
 
     /// Factors of whole matrices, of a weight of `shape`.
@@ -516,4 +515,50 @@ fn as_exponents(scale: &mut HfTensor) {
 
 pub(super) fn plain(codes: Codes, grid: Grid, factors: Factors, result: TensorType) -> Scaled {
     Scaled { codes, grid, factors, zeros: None, then: Then::Nothing, result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// DeepSeek-V4's names and types.
+    #[test]
+    fn weights_beside_exponents() {
+        use serde_json::json;
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({"quantization_config": {
+            "quant_method": "fp8", "weight_block_size": [2, 2],
+        }});
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let place = |dtype: &str, shape: [u64; 2], from: u64, to: u64| {
+            let offsets = [from, to];
+            json!({"dtype": dtype, "shape": shape, "data_offsets": offsets})
+        };
+        let header = json!({
+            "a.weight": place("I8", [1, 32], 0, 32),
+            "a.scale": place("F8_E8M0", [1, 2], 32, 34),
+            "b.weight": place("F8_E4M3", [2, 4], 34, 42),
+            "b.scale": place("F8_E8M0", [1, 2], 42, 44),
+        });
+        let header = header.to_string().into_bytes();
+        let mut data = [&[0x72u8][..], &[0; 30], &[0xf9], &[129, 126]].concat();
+        data.extend([0x38, 0x38, 0x38, 0xc5, 0x38, 0, 0, 0x01, 128, 126]);
+        let whole = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+        std::fs::write(dir.path().join("model.safetensors"), whole).unwrap();
+        let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let config = Json::open(dir.path().join("config.json")).unwrap();
+        join(&mut checkpoint, &config).unwrap();
+        let read = |name: &str, n: usize| {
+            let mut out = vec![0.0; n];
+            checkpoint.read(checkpoint.get(name).unwrap(), 0, &mut out).unwrap();
+            out
+        };
+        let a = read("a.weight", 64);
+        assert_eq!((a[0], a[1], a[2]), (4.0, 24.0, 0.0));
+        assert_eq!((a[62], a[63]), (-0.25, -3.0));
+        assert_eq!(checkpoint.get("a.weight").unwrap().shape, [1, 64]);
+        let b = [2.0, 2.0, 0.5, -1.625, 2.0, 0.0, 0.0, 0.000_976_562_5];
+        assert_eq!(read("b.weight", 8), b);
+        assert_eq!(checkpoint.tensors().count(), 2);
+    }
 }

@@ -41,7 +41,7 @@ const MAX_READ: u64 = 1 << 20;
 
 /// Words that codes take.
 pub fn words(codes: u64, bits: u32) -> u64 {
-    (codes * u64::from(bits)).div_ceil(32)
+    codes.saturating_mul(u64::from(bits)).div_ceil(32)
 }
 
 impl Packed {
