@@ -520,45 +520,108 @@ pub(super) fn plain(codes: Codes, grid: Grid, factors: Factors, result: TensorTy
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
+
+    /// Opens a checkpoint of tensors (name, type, shape, bytes) and joins it.
+    fn joined(quantization: Value, tensors: &[(&str, &str, &[u64], &[u8])]) -> Result<Checkpoint> {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({"quantization_config": quantization});
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let (mut header, mut data) = (json!({}), Vec::new());
+        for (name, dtype, shape, bytes) in tensors {
+            let offsets = [data.len(), data.len() + bytes.len()];
+            header[name] = json!({"dtype": dtype, "shape": shape, "data_offsets": offsets});
+            data.extend_from_slice(bytes);
+        }
+        let header = header.to_string().into_bytes();
+        let whole = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+        std::fs::write(dir.path().join("model.safetensors"), whole).unwrap();
+        let mut checkpoint = Checkpoint::open(dir.path())?;
+        join(&mut checkpoint, &Json::open(dir.path().join("config.json"))?)?;
+        Ok(checkpoint)
+    }
+
+    fn read(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
+        checkpoint.read_whole(checkpoint.get(name).unwrap()).unwrap()
+    }
+
+    fn bytes(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
 
     /// DeepSeek-V4's names and types.
     #[test]
     fn weights_beside_exponents() {
-        use serde_json::json;
-        let dir = tempfile::tempdir().unwrap();
-        let config = json!({"quantization_config": {
-            "quant_method": "fp8", "weight_block_size": [2, 2],
-        }});
-        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-        let place = |dtype: &str, shape: [u64; 2], from: u64, to: u64| {
-            let offsets = [from, to];
-            json!({"dtype": dtype, "shape": shape, "data_offsets": offsets})
-        };
-        let header = json!({
-            "a.weight": place("I8", [1, 32], 0, 32),
-            "a.scale": place("F8_E8M0", [1, 2], 32, 34),
-            "b.weight": place("F8_E4M3", [2, 4], 34, 42),
-            "b.scale": place("F8_E8M0", [1, 2], 42, 44),
-        });
-        let header = header.to_string().into_bytes();
-        let mut data = [&[0x72u8][..], &[0; 30], &[0xf9], &[129, 126]].concat();
-        data.extend([0x38, 0x38, 0x38, 0xc5, 0x38, 0, 0, 0x01, 128, 126]);
-        let whole = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
-        std::fs::write(dir.path().join("model.safetensors"), whole).unwrap();
-        let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
-        let config = Json::open(dir.path().join("config.json")).unwrap();
-        join(&mut checkpoint, &config).unwrap();
-        let read = |name: &str, n: usize| {
-            let mut out = vec![0.0; n];
-            checkpoint.read(checkpoint.get(name).unwrap(), 0, &mut out).unwrap();
-            out
-        };
-        let a = read("a.weight", 64);
+        let config = json!({"quant_method": "fp8", "weight_block_size": [2, 2]});
+        let codes = [&[0x72u8][..], &[0; 30], &[0xf9]].concat();
+        let checkpoint = joined(
+            config,
+            &[
+                ("a.weight", "I8", &[1, 32], &codes),
+                ("a.scale", "F8_E8M0", &[1, 2], &[129, 126]),
+                ("b.weight", "F8_E4M3", &[2, 4], &[0x38, 0x38, 0x38, 0xc5, 0x38, 0, 0, 1]),
+                ("b.scale", "F8_E8M0", &[1, 2], &[128, 126]),
+            ],
+        );
+        let checkpoint = checkpoint.unwrap();
+        let a = read(&checkpoint, "a.weight");
         assert_eq!((a[0], a[1], a[2]), (4.0, 24.0, 0.0));
         assert_eq!((a[62], a[63]), (-0.25, -3.0));
         assert_eq!(checkpoint.get("a.weight").unwrap().shape, [1, 64]);
         let b = [2.0, 2.0, 0.5, -1.625, 2.0, 0.0, 0.0, 0.000_976_562_5];
-        assert_eq!(read("b.weight", 8), b);
+        assert_eq!(read(&checkpoint, "b.weight"), b);
         assert_eq!(checkpoint.tensors().count(), 2);
+    }
+
+    /// One scale an expert; one an output of experts that lie as [experts, in, out].
+    #[test]
+    fn stacked_experts_in_eight_bits() {
+        let ones = [0x38; 12];
+        let scales = bytes(&[1.0, 2.0]);
+        let stack = ("e.up", "F8_E4M3", &[2, 2, 3][..], &ones[..]);
+        let static_ = json!({"quant_method": "fp8", "weight_block_size": null});
+        for shape in [&[2][..], &[2, 1, 1]] {
+            let scale = ("e.up_scale_inv", "F32", shape, &scales[..]);
+            let activation = ("e.up_activation_scale", "F32", &[2][..], &scales[..]);
+            let checkpoint = joined(static_.clone(), &[stack, scale, activation]).unwrap();
+            let want = [[1.0; 6], [2.0; 6]].concat();
+            assert_eq!(read(&checkpoint, "e.up"), want);
+        }
+        let scales = bytes(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        for shape in [[2, 1, 3], [2, 3, 1]] {
+            let scale = ("e.up_scale", "F32", &shape[..], &scales[..]);
+            let checkpoint = joined(json!({"quant_method": "fbgemm_fp8"}), &[stack, scale]);
+            let want = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 4.0, 5.0, 6.0];
+            assert_eq!(read(&checkpoint.unwrap(), "e.up"), want, "{shape:?}");
+        }
+        let odd = ("e.up_scale_inv", "F32", &[3][..], &scales[..12]);
+        let e = joined(static_, &[stack, odd]).unwrap_err().to_string();
+        assert!(e.contains("e.up_scale_inv: shape"), "{e}");
+    }
+
+    /// Modelopt packs experts that lie as [experts, in, out] along their inputs.
+    #[test]
+    fn stacked_experts_in_four_bits() {
+        // Inputs 2i have the code of 1, inputs 2i + 1 that of -6; two experts, 16 inputs, 2 outputs.
+        let (codes, scales) = ([0xf2; 32], [0x38, 0x40, 0x38, 0x38]);
+        let of_all = bytes(&[1.0, 0.5]);
+        let checkpoint = joined(
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+            &[
+                ("e.up", "U8", &[2, 8, 2], &codes),
+                ("e.up_weight_scale", "F8_E4M3", &[2, 1, 2], &scales),
+                ("e.up_weight_scale_2", "F32", &[2], &of_all),
+                ("e.up_input_scale", "F32", &[], &of_all[..4]),
+            ],
+        );
+        let checkpoint = checkpoint.unwrap();
+        assert_eq!(checkpoint.get("e.up").unwrap().shape, [2, 16, 2]);
+        let values = read(&checkpoint, "e.up");
+        assert_eq!(values[..4], [1.0, 2.0, -6.0, -12.0]);
+        assert_eq!(values[32..36], [0.5, 0.5, -3.0, -3.0]);
+        let mut part = [0.0; 3];
+        checkpoint.read(checkpoint.get("e.up").unwrap(), 33, &mut part).unwrap();
+        assert_eq!(part, [0.5, -3.0, -3.0]);
+        assert_eq!(checkpoint.tensors().count(), 1);
     }
 }
