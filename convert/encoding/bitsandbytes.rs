@@ -60,7 +60,7 @@ fn check_rows(joiner: &Joiner<'_>, format: &HfTensor) -> Result<()> {
     }
 }
 
-/// What a state says.
+/// The description of a weight in 4 bits.
 struct State {
     block: u64,
     shape: Vec<u64>,

@@ -83,7 +83,7 @@ pub fn of_e2m1() -> Table {
     E2M1.clone()
 }
 
-/// Those, for a library that has one zero only.
+/// The values of 4-bit floats for a library that has one zero only.
 pub fn of_e2m1_with_one_zero() -> Table {
     of_e2m1().iter().map(|x| x + 0.0).collect()
 }

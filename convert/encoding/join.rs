@@ -37,7 +37,7 @@ const OF_ACTIVATIONS: [&str; 14] = [
     "v_zero_point",
 ];
 
-/// The libraries whose scales lie beside the weights, under names that begin alike.
+/// Libraries whose scales lie beside the weights, under names that begin alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Library {
     FineGrained,
@@ -67,7 +67,12 @@ pub fn join(checkpoint: &mut Checkpoint, config: &Json) -> Result<()> {
 
 impl Joiner<'_> {
     fn join(&mut self) -> Result<()> {
-        let method = self.config.str(&field("quant_method"))?;
+        let mut method = self.config.str(&field("quant_method"))?;
+        for name in ["load_in_4bit", "load_in_8bit"] {
+            if self.config.bool(&field(name))? == Some(true) {
+                method = Some("bitsandbytes");
+            }
+        }
         match method {
             Some("fp8" | "mxfp8") => self.join_scaled(Library::FineGrained),
             Some("mxfp4") => self.join_mxfp4(),
@@ -153,7 +158,7 @@ impl Joiner<'_> {
         self.checkpoint.insert(codes);
     }
 
-    /// What compressed-tensors can do to weights besides.
+    /// Refuses the other things that compressed-tensors can do to weights.
     fn check_compressed(&self) -> Result<()> {
         let sparsity = field("sparsity_config.format");
         if let Some(format) = self.config.str(&sparsity)?.filter(|format| *format != "dense") {
@@ -166,7 +171,7 @@ impl Joiner<'_> {
         }
     }
 
-    /// Modelopt's formats, one for all layers or one a layer.
+    /// Refuses modelopt's other formats, be they of all layers or of one.
     fn check_modelopt(&self, at: &str) -> Result<()> {
         const ALGORITHMS: [&str; 10] = [
             "FP8",
@@ -573,7 +578,7 @@ mod tests {
         assert_eq!(checkpoint.tensors().count(), 2);
     }
 
-    /// One scale an expert; one an output of experts that lie as [experts, in, out].
+    /// A scale for each expert; one for each output of experts that lie as [experts, in, out].
     #[test]
     fn stacked_experts_in_eight_bits() {
         let ones = [0x38; 12];

@@ -26,7 +26,7 @@ pub enum Order {
     Columns,
     /// Each column is a run; words are [column][word].
     ColumnsApart,
-    /// As `ColumnsApart`, with the eight codes of a word as AWQ has them.
+    /// AWQ's order of the eight codes in a word, in lines as `ColumnsApart` has them.
     Awq,
 }
 

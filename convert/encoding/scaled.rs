@@ -28,14 +28,14 @@ pub struct Scaled {
 /// Where codes are.
 #[derive(Clone, Debug)]
 pub enum Codes {
-    /// One a byte, in the order of the elements.
+    /// Elements in their order, one a byte.
     Bytes(Table),
-    /// Two a byte, in the order of the elements.
+    /// Elements in their order, two a byte.
     Nibbles {
         values: Table,
         high_first: bool,
     },
-    /// Two a byte: of a column, rows 2i in low halves and rows 2i + 1 in high ones.
+    /// Of a column two a byte: rows 2i in low halves and rows 2i + 1 in high ones.
     RowPairs(Table),
     Packed(Packed),
 }
@@ -65,7 +65,7 @@ impl Grid {
     }
 }
 
-/// One factor a block.
+/// A factor for each block.
 #[derive(Clone, Debug)]
 pub struct Factors {
     pub tensor: Box<HfTensor>,
@@ -92,15 +92,15 @@ impl Factors {
     }
 }
 
-/// One zero a block.
+/// A zero for each block.
 #[derive(Clone, Debug)]
 pub enum Zeros {
-    /// As the factors lie.
+    /// Numbers that lie as the factors do.
     Plain(Box<HfTensor>),
     Packed(Box<HfTensor>, Packed),
 }
 
-/// What is done to a product.
+/// A last step for each product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Then {
     Nothing,
@@ -186,7 +186,7 @@ impl Checkpoint {
                 self.read_bytes(tensor, first / 2, &mut bytes)?;
                 let flip = u64::from(*high_first);
                 for (i, out) in (first % 2..).zip(out) {
-                    let code = bytes[(i / 2) as usize] >> (4 * (i % 2 ^ flip)) & 0xf;
+                    let code = bytes[(i / 2) as usize] >> (4 * ((i % 2) ^ flip)) & 0xf;
                     *out = values[usize::from(code)];
                 }
                 Ok(())
@@ -270,14 +270,14 @@ impl Checkpoint {
         }
     }
 
-    /// Those of [down, across]. A part of a line is a part of one line.
+    /// Reads numbers that lie as [down, across]. A part of a line is a part of one line.
     fn read_blocks_of(&self, tensor: &HfTensor, grid: &Grid, part: Part) -> Result<Vec<f32>> {
         let mut values = vec![0.0; (part.n_lines * part.n_blocks) as usize];
         self.read(tensor, part.line * grid.across() + part.block, &mut values)?;
         Ok(values)
     }
 
-    /// Those of [across, down], turned.
+    /// Reads numbers that lie as [across, down].
     fn read_transposed(&self, tensor: &HfTensor, down: u64, part: Part) -> Result<Vec<f32>> {
         let (n_lines, n_blocks) = (part.n_lines as usize, part.n_blocks as usize);
         let mut values = vec![0.0; n_lines * n_blocks];
@@ -344,8 +344,7 @@ impl Scaled {
         }
     }
 
-    /// Rows that are best read together, and whether their number matters: those that share words
-    /// which lie apart.
+    /// Rows that are best read together, because their words lie side by side in lines far apart.
     pub fn rows_together(&self) -> u64 {
         use super::packed::Order;
         match &self.codes {

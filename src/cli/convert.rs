@@ -40,7 +40,7 @@ pub struct ConvertArgs {
     layout: LayoutArg,
 }
 
-/// What is no mix: the checkpoint's own types.
+/// The name of the checkpoint's own types, which are no mix.
 const OWN_TYPES: &str = "auto";
 
 /// The names of all mixes, for clap to check and show.

@@ -147,7 +147,7 @@ fn every_format_has_the_librarys_values() {
     assert_eq!(formats.as_object().unwrap().len(), 32);
 }
 
-/// What the two matrices become where nothing is asked for: as wide as their scales are.
+/// Where nothing is asked for, the two matrices are as wide as their scales are.
 #[test]
 fn own_types() {
     for (format, ty) in [
