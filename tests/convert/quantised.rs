@@ -218,7 +218,8 @@ fn what_is_not_understood_is_refused_by_name() {
     spoil("ct_int8_channel", "sparsity_config", sparse, &["dense", "sparse-24"]);
     let turned = json!({"config_groups": {"u": {"type": "hadamard"}}});
     spoil("ct_int8_channel", "transform_config", turned, &["no transforms", "u"]);
-    spoil("ct_int4_group", "config_groups", json!({}), &[O_PROJ, "weight_packed"]);
+    let groups = config("ct_int4_group", "config_groups", json!({}));
+    groups.fails(&["weight_packed: shape", "in words of [] bits"]);
 }
 
 #[test]
