@@ -133,23 +133,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let tokenizer = Tokenizer::read(folder, &config, &vocabulary)?;
     let mix = options.mix.unwrap_or_else(|| own_mix(&tensors));
     let kept = keep_blocks(&mut tensors, &descriptor, options.mix, &changes);
-    let facts = ModelFacts {
-        n_layers: sizes.n_layers,
-        n_experts: sizes.experts,
-        n_heads: sizes.heads,
-        n_heads_kv: sizes.heads_kv,
-        ..Default::default()
-    };
-    let facts = facts.with_tensors(tensors.iter().map(|t| t.name.as_str()));
-    let target = |t: &Planned| {
-        let ty = match kept.get(&t.name) {
-            _ if t.is_integers() => TensorType::I32,
-            Some(ty) => *ty,
-            None => tensor_type(mix, &facts, &t.name, &t.dims),
-        };
-        Target { name: t.name.clone(), dims: t.dims.clone(), ty }
-    };
-    let targets: Vec<Target> = tensors.iter().map(target).collect();
+    let targets = targets(&tensors, &sizes, mix, &kept);
 
     let set_all = |writer: &mut Writer| -> Result<()> {
         write_general(writer, &descriptor.architecture, &model_name(options))?;
@@ -236,6 +220,32 @@ const MOSTLY_MXFP4_MOE: u32 = 38;
 
 /// `general.file_type` of matrices in NVFP4 among other types.
 const MOSTLY_NVFP4: u32 = 39;
+
+/// The type of each tensor: that of its blocks if they are kept, or the mix's choice.
+fn targets(
+    tensors: &[Planned],
+    sizes: &Sizes,
+    mix: Mix,
+    kept: &HashMap<String, TensorType>,
+) -> Vec<Target> {
+    let facts = ModelFacts {
+        n_layers: sizes.n_layers,
+        n_experts: sizes.experts,
+        n_heads: sizes.heads,
+        n_heads_kv: sizes.heads_kv,
+        ..Default::default()
+    };
+    let facts = facts.with_tensors(tensors.iter().map(|t| t.name.as_str()));
+    let target = |t: &Planned| {
+        let ty = match kept.get(&t.name) {
+            _ if t.is_integers() => TensorType::I32,
+            Some(ty) => *ty,
+            None => tensor_type(mix, &facts, &t.name, &t.dims),
+        };
+        Target { name: t.name.clone(), dims: t.dims.clone(), ty }
+    };
+    tensors.iter().map(target).collect()
+}
 
 fn file_type(targets: &[Target], mix: Mix) -> u32 {
     let has = |ty| targets.iter().any(|t| t.ty == ty);

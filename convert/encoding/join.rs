@@ -269,7 +269,7 @@ impl Joiner<'_> {
                 _ => weight.dtype == Dtype::U8,
             };
             if is_nibbles {
-                self.join_nibbles(weight, scale, (base, &stem))?;
+                self.join_nibbles(weight, scale, base, &stem)?;
                 continue;
             }
             let result = match (library, &scale.encoding) {
@@ -403,7 +403,8 @@ impl Joiner<'_> {
         &mut self,
         weight: HfTensor,
         mut scale: HfTensor,
-        (name, stem): (String, &str),
+        name: String,
+        stem: &str,
     ) -> Result<()> {
         as_exponents(&mut scale);
         let width = match scale.dtype {
@@ -425,7 +426,7 @@ impl Joiner<'_> {
         }
         // Modelopt has one zero.
         let values = if of_all.is_some() && !divide { of_e2m1_with_one_zero() } else { of_e2m1() };
-        let (shape, grid, codes) = self.nibbles(&weight, &scale, (width, values))?;
+        let (shape, grid, codes) = self.nibbles(&weight, &scale, width, values)?;
         let of_matrix = of_all.map(|of| self.matrix_factors(&of, &shape)).transpose()?;
         let factors = Factors { of_matrix, divide, ..Factors::of(scale) };
         self.put(weight, name, shape, plain(codes, grid, factors, result));
@@ -438,7 +439,8 @@ impl Joiner<'_> {
         &self,
         weight: &HfTensor,
         scale: &HfTensor,
-        (width, values): (u64, Table),
+        width: u64,
+        values: Table,
     ) -> Result<(Vec<u64>, Grid, Codes)> {
         let mut shape = weight.shape.clone();
         let mut expected = scale.shape.clone();
@@ -489,7 +491,7 @@ impl Joiner<'_> {
             }
             // The weight keeps its name, which says that it lies as [out, in].
             let name = blocks.name.clone();
-            self.join_nibbles(blocks, scales, (name, &stem))?;
+            self.join_nibbles(blocks, scales, name, &stem)?;
         }
         Ok(())
     }
@@ -607,7 +609,7 @@ mod tests {
     /// Modelopt packs experts that lie as [experts, in, out] along their inputs.
     #[test]
     fn stacked_experts_in_four_bits() {
-        // Inputs 2i have the code of 1, inputs 2i + 1 that of -6; two experts, 16 inputs, 2 outputs.
+        // Two experts of 16 inputs, of codes 1 and -6 in turn, and two outputs.
         let (codes, scales) = ([0xf2; 32], [0x38, 0x40, 0x38, 0x38]);
         let of_all = bytes(&[1.0, 0.5]);
         let checkpoint = joined(

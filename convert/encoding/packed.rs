@@ -30,7 +30,7 @@ pub enum Order {
     Awq,
 }
 
-/// Where AWQ puts code i of eight.
+/// The place of code i of eight in AWQ's order.
 const AWQ_PLACES: [u64; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// Bytes between two wanted runs that are read as well, which costs less than another call.
@@ -82,15 +82,16 @@ impl Packed {
 }
 
 impl Checkpoint {
-    /// Fills `out` with whole rows of a matrix of `shape` (rows, columns) from row `first` on.
+    /// Fills `out` with whole rows of a matrix of `shape`, rows and columns, from row `first` on.
     pub fn read_packed(
         &self,
         tensor: &HfTensor,
         packed: &Packed,
-        (rows, columns): (u64, u64),
+        shape: [u64; 2],
         first: u64,
         out: &mut [f32],
     ) -> Result<()> {
+        let [rows, columns] = shape;
         let n = out.len() / columns as usize;
         let [lines, width] = packed.shape(rows, columns);
         let bits = u64::from(packed.bits);

@@ -25,7 +25,7 @@ pub struct Scaled {
     pub result: TensorType,
 }
 
-/// Where codes are.
+/// The places of codes in a tensor's bytes.
 #[derive(Clone, Debug)]
 pub enum Codes {
     /// Elements in their order, one a byte.
@@ -35,7 +35,7 @@ pub enum Codes {
         values: Table,
         high_first: bool,
     },
-    /// Of a column two a byte: rows 2i in low halves and rows 2i + 1 in high ones.
+    /// Rows 2i in the low halves of a row of bytes, rows 2i + 1 in its high halves.
     RowPairs(Table),
     Packed(Packed),
 }
@@ -209,10 +209,10 @@ impl Checkpoint {
                 let (low, skip) = (first / columns, (first % columns) as usize);
                 let n = (skip + out.len()).div_ceil(columns as usize);
                 if skip == 0 && out.len() == n * columns as usize {
-                    return self.read_packed(tensor, packed, (rows, columns), low, out);
+                    return self.read_packed(tensor, packed, [rows, columns], low, out);
                 }
                 let mut whole = vec![0.0; n * columns as usize];
-                self.read_packed(tensor, packed, (rows, columns), low, &mut whole)?;
+                self.read_packed(tensor, packed, [rows, columns], low, &mut whole)?;
                 out.copy_from_slice(&whole[skip..skip + out.len()]);
                 Ok(())
             }
@@ -259,7 +259,7 @@ impl Checkpoint {
             Some(Zeros::Packed(tensor, packed)) => {
                 let across = grid.across();
                 let mut zeros = vec![0.0; (part.n_lines * across) as usize];
-                let shape = (grid.down(), across);
+                let shape = [grid.down(), across];
                 self.read_packed(tensor, packed, shape, part.line, &mut zeros)?;
                 if part.n_blocks == across {
                     return Ok(Some(zeros));

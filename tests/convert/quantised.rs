@@ -147,7 +147,7 @@ fn every_format_has_the_librarys_values() {
     assert_eq!(formats.as_object().unwrap().len(), 32);
 }
 
-/// Where nothing is asked for, the two matrices are as wide as their scales are.
+/// The two matrices are as wide as their scales are if nothing else is asked for.
 #[test]
 fn own_types() {
     for (format, ty) in [
