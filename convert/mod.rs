@@ -257,7 +257,8 @@ fn file_type(targets: &[Target], mix: Mix) -> u32 {
 }
 
 /// The tensors whose 4-bit floats stay what they are, with their types: all, unless another type is
-/// asked for or an adapter changes them. MXFP4 stays among BF16 too. Puts tensors of factors behind those that have some.
+/// asked for or an adapter changes them. MXFP4 stays among BF16 too. Puts tensors of factors behind
+/// those that have some.
 fn keep_blocks(
     tensors: &mut Vec<Planned>,
     descriptor: &Descriptor,
@@ -277,7 +278,7 @@ fn keep_blocks(
         };
         // A model may have factors of its own there.
         let is_taken = blocks.factors.as_ref().is_some_and(|(name, _)| names.contains(name));
-        if !is_asked || is_taken {
+        if !is_asked || is_taken || !changes.of(&tensor.name).is_empty() {
             continue;
         }
         kept.insert(tensor.name.clone(), blocks.ty);
