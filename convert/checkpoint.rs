@@ -44,7 +44,7 @@ struct Shard {
 }
 
 /// One tensor of the checkpoint. `shape` has the row length last.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct HfTensor {
     pub name: String,
     pub dtype: Dtype,

@@ -15,6 +15,7 @@ mod expr;
 mod hparams;
 mod imatrix;
 mod json;
+mod keep;
 mod layout;
 mod left_out;
 mod lora;
@@ -47,6 +48,7 @@ pub use synth::{
     PRESETS, SynthOptions, preset_architecture, preset_header, synth, synth_type_names,
 };
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -59,7 +61,7 @@ use checkpoint::Checkpoint;
 use hparams::Sizes;
 use json::Json;
 use layout::Target;
-use plan::{Planned, Planner};
+use plan::{Planned, Planner, Source};
 use tokenizer::Tokenizer;
 
 /// Options of `convert`.
@@ -67,7 +69,7 @@ use tokenizer::Tokenizer;
 pub struct ConvertOptions {
     pub folder: PathBuf,
     pub output: PathBuf,
-    /// The checkpoint's own float type if not given.
+    /// The checkpoint's own types if not given: its float type, and its blocks of 4-bit floats.
     pub mix: Option<Mix>,
     /// Overrides the table of pre-tokenizers.
     pub pre: Option<String>,
@@ -100,7 +102,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     let (class, text_model) = (hparams::hf_class(&config)?, hparams::text_model(&config));
     let descriptor = Descriptor::for_hf_class(&class, text_model, config.path())?;
     let config = config::standard(config, &descriptor, &class)?;
-    encoding::join_pairs(&mut checkpoint, &config)?;
+    encoding::join(&mut checkpoint, &config)?;
     let adapters = lora::Adapters::open(&options.lora, &mut checkpoint)?;
     let checkpoint = checkpoint;
     let mut keys = hparams::keys(&config, &descriptor)?;
@@ -130,25 +132,8 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     };
     let tokenizer = Tokenizer::read(folder, &config, &vocabulary)?;
     let mix = options.mix.unwrap_or_else(|| own_mix(&tensors));
-    // 4-bit floats stay what they are unless their type is asked to be another.
-    let keeps_mxfp4 = options.mix.is_none_or(|mix| mix == Mix::Bf16);
-    let facts = ModelFacts {
-        n_layers: sizes.n_layers,
-        n_experts: sizes.experts,
-        n_heads: sizes.heads,
-        n_heads_kv: sizes.heads_kv,
-        ..Default::default()
-    };
-    let facts = facts.with_tensors(tensors.iter().map(|t| t.name.as_str()));
-    let target = |t: &Planned| {
-        let ty = match keeps_mxfp4 && t.is_mxfp4() && changes.of(&t.name).is_empty() {
-            _ if t.is_integers() => TensorType::I32,
-            true => TensorType::MXFP4,
-            false => tensor_type(mix, &facts, &t.name, &t.dims),
-        };
-        Target { name: t.name.clone(), dims: t.dims.clone(), ty }
-    };
-    let targets: Vec<Target> = tensors.iter().map(target).collect();
+    let kept = keep_blocks(&mut tensors, &descriptor, options.mix, &changes);
+    let targets = targets(&tensors, &sizes, mix, &kept);
 
     let set_all = |writer: &mut Writer| -> Result<()> {
         write_general(writer, &descriptor.architecture, &model_name(options))?;
@@ -156,8 +141,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
         for (key, value) in keys.iter().chain(&scaling.keys) {
             writer.set(key, value.clone())?;
         }
-        let has_mxfp4 = targets.iter().any(|t| t.ty == TensorType::MXFP4);
-        write_file_type(writer, if has_mxfp4 { MOSTLY_MXFP4_MOE } else { mix.file_type() })?;
+        write_file_type(writer, file_type(&targets, mix))?;
         write_sampling(writer, folder)?;
         tokenizer.write(writer)
     };
@@ -233,6 +217,79 @@ fn count_extra_layers(keys: &mut Vec<(String, OwnedValue)>, descriptor: &Descrip
 
 /// `general.file_type` of experts in MXFP4 among other types.
 const MOSTLY_MXFP4_MOE: u32 = 38;
+
+/// `general.file_type` of matrices in NVFP4 among other types.
+const MOSTLY_NVFP4: u32 = 39;
+
+/// The type of each tensor: that of its blocks if they are kept, or the mix's choice.
+fn targets(
+    tensors: &[Planned],
+    sizes: &Sizes,
+    mix: Mix,
+    kept: &HashMap<String, TensorType>,
+) -> Vec<Target> {
+    let facts = ModelFacts {
+        n_layers: sizes.n_layers,
+        n_experts: sizes.experts,
+        n_heads: sizes.heads,
+        n_heads_kv: sizes.heads_kv,
+        ..Default::default()
+    };
+    let facts = facts.with_tensors(tensors.iter().map(|t| t.name.as_str()));
+    let target = |t: &Planned| {
+        let ty = match kept.get(&t.name) {
+            _ if t.is_integers() => TensorType::I32,
+            Some(ty) => *ty,
+            None => tensor_type(mix, &facts, &t.name, &t.dims),
+        };
+        Target { name: t.name.clone(), dims: t.dims.clone(), ty }
+    };
+    tensors.iter().map(target).collect()
+}
+
+fn file_type(targets: &[Target], mix: Mix) -> u32 {
+    let has = |ty| targets.iter().any(|t| t.ty == ty);
+    match () {
+        () if has(TensorType::NVFP4) => MOSTLY_NVFP4,
+        () if has(TensorType::MXFP4) => MOSTLY_MXFP4_MOE,
+        () => mix.file_type(),
+    }
+}
+
+/// The tensors whose 4-bit floats stay what they are, with their types: all, unless another type is
+/// asked for or an adapter changes them. MXFP4 stays among BF16 too. Puts tensors of factors behind
+/// those that have some.
+fn keep_blocks(
+    tensors: &mut Vec<Planned>,
+    descriptor: &Descriptor,
+    asked: Option<Mix>,
+    changes: &lora::Changes,
+) -> HashMap<String, TensorType> {
+    let names: HashSet<String> = tensors.iter().map(|t| t.name.clone()).collect();
+    let mut kept = HashMap::new();
+    let mut at = 0;
+    while at < tensors.len() {
+        let tensor = &tensors[at];
+        at += 1;
+        let Some(blocks) = tensor.kept(descriptor) else { continue };
+        let is_asked = match blocks.ty {
+            TensorType::MXFP4 => asked.is_none_or(|mix| mix == Mix::Bf16),
+            _ => asked.is_none(),
+        };
+        // A model may have factors of its own there.
+        let is_taken = blocks.factors.as_ref().is_some_and(|(name, _)| names.contains(name));
+        if !is_asked || is_taken || !changes.of(&tensor.name).is_empty() {
+            continue;
+        }
+        kept.insert(tensor.name.clone(), blocks.ty);
+        if let Some((name, values)) = blocks.factors {
+            let (dims, source) = (vec![values.len() as u64], Source::Values(values));
+            tensors.insert(at, Planned { name, dims, source });
+            at += 1;
+        }
+    }
+    kept
+}
 
 /// Keeps every weight's value: the widest float type that the matrices have; all else is F32.
 fn own_mix(tensors: &[Planned]) -> Mix {

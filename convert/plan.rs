@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::Value;
 
 use super::checkpoint::{Checkpoint, HfTensor};
-use super::encoding::{Encoding, MX_BLOCK};
+use super::encoding::Encoding;
 use super::hparams::{Sizes, first_count};
 use super::json::Json;
 use super::names::{At, matched};
 use super::steps::{Map, Steps};
-use super::view::{Runs, Walk};
+use super::view::Walk;
 use crate::gguf::TensorType;
 use crate::model::descriptor::{Descriptor, Kind, TensorRow};
 use crate::{Error, Result};
@@ -43,15 +43,6 @@ pub struct Piece {
     pub maps: Vec<Map>,
 }
 
-impl Piece {
-    /// The starts of its blocks of 4-bit floats, if it consists of such blocks.
-    pub fn mx_runs(&self) -> Option<Runs> {
-        let is_mx = matches!(self.tensor.encoding, Some(Encoding::Mxfp4 { .. }));
-        let runs = self.walk.runs(MX_BLOCK).filter(|runs| runs.is_aligned(MX_BLOCK));
-        runs.filter(|_| is_mx && self.maps.is_empty())
-    }
-}
-
 impl Planned {
     /// The float types that hold the values of its pieces.
     pub fn float_types(&self) -> Vec<TensorType> {
@@ -79,14 +70,6 @@ impl Planned {
     pub fn is_integers(&self) -> bool {
         let is_integer = |p: &Piece| matches!(p.tensor.encoding, Some(Encoding::Integer { .. }));
         matches!(&self.source, Source::Pieces(pieces) if pieces.iter().all(is_integer))
-    }
-
-    /// Whether its values are 4-bit floats that can be kept.
-    pub fn is_mxfp4(&self) -> bool {
-        match &self.source {
-            Source::Pieces(pieces) => pieces.iter().all(|p| p.mx_runs().is_some()),
-            Source::Values(_) => false,
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! How a planned tensor's rows are made from the checkpoint's.
 
 use super::checkpoint::Checkpoint;
-use super::encoding::MX_BLOCK;
+use super::encoding::Encoding;
 use super::lora::{Applied, Changes};
 use super::plan::{Piece, Planned, Source};
 use super::stream::{self, Job, Make};
@@ -36,8 +36,8 @@ pub fn job<'a>(
                 changed.apply(first, out)
             });
         }
-        Source::Pieces(pieces) if ty == TensorType::MXFP4 && tensor.is_mxfp4() => {
-            job.make = repack(checkpoint, pieces, row_len as u64);
+        Source::Pieces(pieces) if is_kept(pieces, ty) => {
+            job.make = repack(checkpoint, pieces, ty, row_len as u64);
         }
         Source::Pieces(pieces) if ty == TensorType::I32 => {
             job.make = Box::new(move |first, out| {
@@ -58,11 +58,23 @@ pub fn job<'a>(
     job
 }
 
+/// Elements of rows that are read together at most.
+const MOST_TOGETHER: u64 = 1 << 21;
+
 /// Rows that are best read together: those of a block, if all pieces have the same. Elements that
-/// are wanted as they lie are read in any portions.
+/// are wanted as they lie are read in any portions, but for codes of rows that share words.
 fn unit_rows(pieces: &[Piece], row_len: u64) -> usize {
     if pieces.iter().all(|p| p.walk.is_plain()) {
-        return 1;
+        let together = |p: &Piece| match &p.tensor.encoding {
+            Some(Encoding::Scaled(scaled)) => scaled.rows_together(),
+            _ => 1,
+        };
+        let mut n = pieces.iter().map(together).max().unwrap_or(1);
+        let fits = |n: u64| pieces.iter().all(|p| p.len.is_multiple_of(n * row_len));
+        while n > 1 && (!fits(n) || n * row_len > MOST_TOGETHER) {
+            n /= 2;
+        }
+        return n as usize;
     }
     let block = pieces.first().map_or(1, |p| p.walk.block());
     let alike = pieces.iter().all(|p| p.walk.block() == block && p.len.is_multiple_of(block));
@@ -103,23 +115,34 @@ fn fill(
     Ok(())
 }
 
+/// Whether all pieces are blocks of the type already.
+fn is_kept(pieces: &[Piece], ty: TensorType) -> bool {
+    matches!(ty, TensorType::MXFP4 | TensorType::NVFP4)
+        && pieces.iter().all(|piece| piece.runs_of(ty).is_some())
+}
+
 /// Blocks of 4-bit floats as they are, in as few reads as they lie in.
-fn repack<'a>(checkpoint: &'a Checkpoint, pieces: &'a [Piece], row_len: u64) -> Make<'a> {
-    let runs: Vec<Runs> = pieces.iter().filter_map(Piece::mx_runs).collect();
-    let bytes = TensorType::MXFP4.block_bytes();
+fn repack<'a>(
+    checkpoint: &'a Checkpoint,
+    pieces: &'a [Piece],
+    ty: TensorType,
+    row_len: u64,
+) -> Make<'a> {
+    let runs: Vec<Runs> = pieces.iter().filter_map(|piece| piece.runs_of(ty)).collect();
+    let (bytes, len) = (ty.block_bytes(), ty.block_len() as u64);
     Box::new(move |first, mut out| {
-        let mut block = first * row_len / MX_BLOCK;
+        let mut block = first * row_len / len;
         let mut at = 0;
         for (piece, runs) in pieces.iter().zip(&runs) {
-            let n_blocks = piece.len / MX_BLOCK;
+            let n_blocks = piece.len / len;
             while block < at + n_blocks && !out.is_empty() {
-                let start = runs.start(block - at) / MX_BLOCK;
-                let together = |n: &u64| runs.start(block - at + n) / MX_BLOCK == start + n;
+                let start = runs.start(block - at) / len;
+                let together = |n: &u64| runs.start(block - at + n) / len == start + n;
                 let most = (out.len() / bytes) as u64;
                 let most = most.min(at + n_blocks - block);
                 let n = (1..most).take_while(together).count() + 1;
                 let (now, rest) = out.split_at_mut(n * bytes);
-                checkpoint.read_mxfp4(&piece.tensor, start, now)?;
+                checkpoint.read_blocks(&piece.tensor, ty, start, now)?;
                 block += n as u64;
                 out = rest;
             }

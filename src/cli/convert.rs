@@ -18,7 +18,7 @@ pub struct ConvertArgs {
     /// File to write
     #[arg(short, long, value_name = "OUT.gguf")]
     output: PathBuf,
-    /// Type of the weights [default: the checkpoint's own]
+    /// Type of the weights; auto keeps the checkpoint's own types [default: auto]
     #[arg(long, value_name = "TYPE", ignore_case = true, value_parser = mix_names())]
     outtype: Option<String>,
     /// Name of the pre-tokenizer, if moeba does not recognise its pattern
@@ -40,9 +40,12 @@ pub struct ConvertArgs {
     layout: LayoutArg,
 }
 
+/// The name of the checkpoint's own types, which are no mix.
+const OWN_TYPES: &str = "auto";
+
 /// The names of all mixes, for clap to check and show.
 fn mix_names() -> PossibleValuesParser {
-    PossibleValuesParser::new(Mix::names())
+    PossibleValuesParser::new([OWN_TYPES].into_iter().chain(Mix::names()))
 }
 
 /// The layout of routed experts in the file.

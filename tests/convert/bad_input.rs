@@ -273,7 +273,7 @@ fn configs_out_of_range_or_of_other_models() {
     spoil("vocab_size", json!(0), &["vocab_size"]);
     spoil("rms_norm_eps", json!(true), &["rms_norm_eps", "number"]);
     spoil("hidden_act", json!("gelu"), &["hidden_act", "silu", "gelu"]);
-    spoil("quantization_config", json!({"quant_method": "awq"}), &["quantization_config", "awq"]);
+    spoil("quantization_config", json!({"quant_method": "hqq"}), &["quantization_config", "hqq"]);
     spoil(
         "rope_scaling",
         json!({"rope_type": "mystery", "factor": 2.0}),
@@ -293,7 +293,7 @@ fn pairs_of_quantised_tensors_that_do_not_fit() {
     let scale = "model.layers.0.mlp.down_proj.weight_scale_inv";
     let spoilt = Spoilt::new("deepseek_v3_fp8");
     spoilt.config("quantization_config", json!({"quant_method": "fp8"}));
-    spoilt.fails(&[scale, "one for each of 64 rows"]);
+    spoilt.fails(&[scale, "[1, 1], one for each 128 × 128"]);
     spoilt.config(
         "quantization_config",
         json!({"quant_method": "fp8", "weight_block_size": [32, 64]}),

@@ -21,6 +21,9 @@ mod perturbed;
 // A full disk, Ctrl-C and the memory that a conversion takes, each in a child process.
 mod process;
 
+// Checkpoints that other libraries quantised, weight by weight.
+mod quantised;
+
 // Files with random weights: every preset is understood, and routers choose as they are told to.
 mod synth;
 
