@@ -23,8 +23,13 @@ const KNOWN: &str = "default, linear, yarn, llama3, longrope or proportional";
 
 /// Reads the scaling of a model. The config is one of `config::standard`.
 pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<RopeScaling> {
-    // Layers that see everything may have a group of their own.
-    let groups = ["rope_parameters.full_attention", "rope_scaling", "rope_parameters"];
+    // Layers that see everything, or compressed rows, may have a group of their own.
+    let groups = [
+        "rope_parameters.full_attention",
+        "rope_parameters.compress",
+        "rope_scaling",
+        "rope_parameters",
+    ];
     let group = groups.into_iter().find(|f| config.at(f).is_some());
     let Some(group) = group else { return Ok(RopeScaling::default()) };
     let fields = Fields { config, descriptor, group };
@@ -151,6 +156,15 @@ fn yarn(fields: &Fields<'_>) -> Result<Vec<(String, OwnedValue)>> {
         _ => scale(1.0),
     };
     let mut plain = scale(1.0);
+    if parts.mixer == Mixer::Compressed {
+        // Rows are turned back by another position: they have no magnitude.
+        return match fields.number("attention_factor")? {
+            None | Some(1.0) => Ok(keys),
+            Some(x) => {
+                Err(fields.config.fail(&fields.name("attention_factor"), "1", x.to_string()))
+            }
+        };
+    }
     if parts.mixer == Mixer::Latent {
         // Latent attention scales its scores by it, and readers then leave the magnitude at 1.
         keys.push(fields.key("yarn_log_multiplier", (0.1 * all.unwrap_or(0.0)) as f32));
