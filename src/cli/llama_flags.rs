@@ -472,7 +472,7 @@ mod tests {
     const ENGINE: &str = "-b 8 --batch-size 8 -ub 8 --ubatch-size 8 -ctk f16 --cache-type-k f16 \
          -ctv f16 --cache-type-v f16 -dev cpu --device cpu -ot a=CPU --override-tensor a=CPU \
          -cmoe --cpu-moe -ncmoe 1 --n-cpu-moe 1 -ngl 1 --gpu-layers 1 --n-gpu-layers 1 --mmap \
-         --no-mmap -lm none --load-mode none -mmp 0 -t 1";
+         --no-mmap -lm none --load-mode none -mmp 0 -t 1 --lora a --lora-scaled a:1";
 
     fn root() -> Command {
         let mut root = Cli::command().args_override_self(true);

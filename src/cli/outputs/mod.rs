@@ -340,6 +340,7 @@ mod tests {
         "folder",
         "input",
         "imatrix",
+        "lora",
         "messages",
         "trace",
         "gguf",
