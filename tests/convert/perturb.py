@@ -184,7 +184,7 @@ class Harness:
         return "WRONG", f"NMSE {error:.1e} {note}", want
 
 
-# What a message may name in the place of a field.
+# Words that a message may have in the place of a field.
 ALSO = {"num_hidden_layers": ["layer"], "rope_parameters": ["rope"], "rope_scaling": ["rope"]}
 
 

@@ -38,7 +38,7 @@ fn run(args: &[&str]) -> (bool, String) {
     (out.status.success(), said.lines().last().unwrap_or_default().to_owned())
 }
 
-/// What is wrong with a case.
+/// The fault of a case, if it has one.
 fn fault(case: &Value, wanted: Option<&[f32]>, dir: &Path) -> Option<String> {
     let (folder, out) = (dir.join("checkpoint"), dir.join("out.gguf"));
     cards::checkpoint(case["card"].as_str().unwrap(), &folder);

@@ -207,7 +207,7 @@ const REFUSED: &[(&str, &str)] = &[
 /// Snippets that transformers' sandbox refuses: Kimi's templates change lists in this way.
 const MORE: &[&str] = &["{% set ns = namespace(xs=[]) %}{% set _ = ns.xs.append(1) %}{{ ns.xs }}"];
 
-/// What is rendered is what transformers renders (`snippets.py`), and nothing else is.
+/// Snippets render as in transformers (`snippets.py`), or are refused as the lists above say.
 #[test]
 fn snippets_render_as_transformers_does_or_are_refused_by_name() {
     let all: Value = serde_json::from_slice(&common::gunzip(&fixture("snippets.json.gz"))).unwrap();
