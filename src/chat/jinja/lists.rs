@@ -79,7 +79,8 @@ fn failing(message: String) -> Value {
     lazily(|_| Err(Fault::new(message)))
 }
 
-/// The path that a filter's `attribute` reads of an item: `a.b`, `0`, and, where that is allowed, `a,b`.
+/// The path that a filter's `attribute` reads of an item: `a.b`, `0`, and, where that is
+/// allowed, `a,b`.
 struct Getter {
     paths: Vec<Vec<Value>>,
     default: Option<Value>,
