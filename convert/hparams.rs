@@ -284,6 +284,13 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
     if let Some(field) = descriptor.convert.not_null.iter().find(|field| config.is_null(field)) {
         return Err(config.fail(field, "a value", "null"));
     }
+    // Steps of Mamba-2 have no bounds but 0; infinity is an object, see `Json::open`.
+    if let [least, most] = config.elements("time_step_limit")?
+        && (least.as_f64() != Some(0.0) || !most.is_object())
+    {
+        let got = format!("[{}, {}]", shown(least), shown(most));
+        return Err(config.fail("time_step_limit", "[0.0, Infinity]", got));
+    }
     let class = hf_class(config)?;
     for (field, expected) in &descriptor.convert.expect {
         let (of_class, field) = field.split_once(": ").unwrap_or((&class, field));
@@ -561,7 +568,7 @@ fn check_size(config: &Json, name: &str, text: &str, n: u64) -> Result<()> {
     if !(least..=most).contains(&n) {
         return Err(config.fail(text, format!("{least} to {most}"), n.to_string()));
     }
-    if name == "head_dim" && !n.is_multiple_of(2) {
+    if matches!(name, "head_dim" | "nope") && !n.is_multiple_of(2) {
         return Err(config.fail(text, "an even number", n.to_string()));
     }
     Ok(())

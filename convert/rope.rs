@@ -7,7 +7,7 @@ use super::hparams::Sizes;
 use super::json::{Json, shown};
 use super::plan::{Planned, Source};
 use crate::gguf::OwnedValue;
-use crate::model::descriptor::{Descriptor, Mixer};
+use crate::model::descriptor::{Descriptor, Mixer, RopeLayers};
 use crate::{Error, Result};
 
 /// The parts of a GGUF file that express a checkpoint's scaling.
@@ -19,17 +19,18 @@ pub struct RopeScaling {
     pub tensors: Vec<Planned>,
 }
 
+/// The group of layers that see compressed rows.
+const COMPRESSED: &str = "rope_parameters.compress";
+
 const KNOWN: &str = "default, linear, yarn, llama3, longrope or proportional";
 
 /// Reads the scaling of a model. The config is one of `config::standard`.
 pub fn read(config: &Json, descriptor: &Descriptor, sizes: &Sizes) -> Result<RopeScaling> {
+    if descriptor.parts.rope_layers == RopeLayers::None {
+        return Ok(RopeScaling::default());
+    }
     // Layers that see everything, or compressed rows, may have a group of their own.
-    let groups = [
-        "rope_parameters.full_attention",
-        "rope_parameters.compress",
-        "rope_scaling",
-        "rope_parameters",
-    ];
+    let groups = ["rope_parameters.full_attention", COMPRESSED, "rope_scaling", "rope_parameters"];
     let group = groups.into_iter().find(|f| config.at(f).is_some());
     let Some(group) = group else { return Ok(RopeScaling::default()) };
     let fields = Fields { config, descriptor, group };
@@ -159,7 +160,10 @@ fn yarn(fields: &Fields<'_>) -> Result<Vec<(String, OwnedValue)>> {
     if parts.mixer == Mixer::Compressed {
         // Rows are turned back by another position: they have no magnitude.
         return match fields.number("attention_factor")? {
-            None | Some(1.0) => Ok(keys),
+            Some(1.0) => Ok(keys),
+            // A class puts 1 into a group that it makes of a flat one.
+            None if fields.group != COMPRESSED => Ok(keys),
+            None => Err(fields.config.fail(&fields.name("attention_factor"), "1", "nothing")),
             Some(x) => {
                 Err(fields.config.fail(&fields.name("attention_factor"), "1", x.to_string()))
             }
