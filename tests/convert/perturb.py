@@ -12,7 +12,7 @@ each field of both changed alone, and what else the class reads set where it is 
     error    transformers itself does not load the config
     WRONG    anything else
 
---table writes the outcomes, a line a class and outcome. Packages: torch, transformers 5.24,
+--table writes the outcomes, a line a class: outcomes.md here. Packages: torch, transformers 5.24,
 safetensors, numpy. Not a part of the tests; tests/golden/perturbed.json has cases of it.
 """
 
@@ -298,6 +298,20 @@ def put(config, path, value):
     return config
 
 
+def rows(table):
+    """The table of outcomes: how many of each, and what is neither equal nor refused by name."""
+    kinds = ("equal", "refused", "unread", "error", "WRONG")
+    yield "| class | " + " | ".join(kinds) + " |\n|---|" + "--:|" * len(kinds) + "\n"
+    for cls, outcomes in table.items():
+        counts = [sum(outcome == kind for outcome, _ in outcomes) for kind in kinds]
+        yield f"| `{cls}` | " + " | ".join(map(str, counts)) + " |\n"
+    yield "\n"
+    for cls, outcomes in table.items():
+        wrong = [name for outcome, name in outcomes if outcome == "WRONG"]
+        if wrong:
+            yield f"- `{cls}`: " + ", ".join(f"`{name}`" for name in wrong) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--moeba", default=str(ROOT / "target/release/moeba"))
@@ -338,7 +352,9 @@ def main():
                         continue
                     seen.add((kind, name))
                     outcome, said, _ = harness.outcome(changed, field, logits)
-                    table.setdefault(cls, []).append((outcome, f"{kind} {name}"))
+                    said = said if outcome == "WRONG" else ""
+                    shown = f"{kind} {name}" + (f": {said[:60]}" if said else "")
+                    table.setdefault(cls, []).append((outcome, shown))
                     if outcome == "WRONG" or args.only:
                         print(f"  {outcome} {cls} {kind} {name}: {said}", flush=True)
         counts = {}
@@ -346,8 +362,8 @@ def main():
             counts[outcome] = counts.get(outcome, 0) + 1
         print(f"{cls}: {counts}", flush=True)
     shutil.rmtree(work)
-    if args.table:
-        Path(args.table).write_text(json.dumps(table, indent=1))
+        if args.table:
+            Path(args.table).write_text("".join(rows(table)))
 
 
 if __name__ == "__main__":
