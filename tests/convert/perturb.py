@@ -361,9 +361,9 @@ def main():
         for outcome, _ in table.get(cls, []):
             counts[outcome] = counts.get(outcome, 0) + 1
         print(f"{cls}: {counts}", flush=True)
-    shutil.rmtree(work)
         if args.table:
             Path(args.table).write_text("".join(rows(table)))
+    shutil.rmtree(work)
 
 
 if __name__ == "__main__":
