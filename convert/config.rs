@@ -192,7 +192,7 @@ fn spread_layers(
     Ok(())
 }
 
-/// One group of RoPE parameters with all that counts in it: `rope_scaling` goes before
+/// Makes one group of RoPE parameters with all that counts in it: `rope_scaling` goes before
 /// `rope_parameters`, and what stands in either before what stands beside it.
 fn join_rope(file: &Json, text: &mut Map<String, Value>, usual: f64) -> Result<()> {
     let is_said = |v: &Value| !matches!(v, Value::Object(group) if group.is_empty());

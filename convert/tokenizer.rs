@@ -84,12 +84,8 @@ impl Tokenizer {
         let adds = files.adds(&vocab, &ids, source_language.is_some())?;
         let templates = files.templates()?;
         if let (Some(tokenizer), None) = (&files.tokenizer, source_language) {
-            let keys = ["tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"];
-            let token = |key: &str| {
-                let id = ids.iter().find(|(k, _)| *k == key).map(|(_, id)| *id as usize);
-                id.map(|id| vocab.tokens[id].as_str())
-            };
-            left_out::check(tokenizer, keys.map(token), &files.added_tokens()?)?;
+            let ends = BOUNDS.map(|key| named_token(&vocab, &ids, key));
+            left_out::check(tokenizer, ends, &files.added_tokens()?)?;
         }
         Ok(Tokenizer { vocab, ids, ends, adds, source_language, templates })
     }
@@ -293,12 +289,7 @@ impl Files<'_> {
         ids: &[(&'static str, u32)],
         translates: bool,
     ) -> Result<Vec<(&'static str, bool)>> {
-        let token = |key: &str| {
-            let id = ids.iter().find(|(k, _)| *k == key).map(|(_, id)| *id as usize);
-            id.map(|id| vocab.tokens[id].as_str())
-        };
-        let bos = token("tokenizer.ggml.bos_token_id");
-        let eos = token("tokenizer.ggml.eos_token_id");
+        let [bos, eos] = BOUNDS.map(|key| named_token(vocab, ids, key));
         let single = self.template();
         let seen = |end: Option<&Value>, token| special_of(end).map(|end| Some(end) == token);
         let (first, last) = (seen(single.first(), bos), seen(single.last(), eos));
@@ -380,6 +371,15 @@ impl Files<'_> {
         }
         Ok(templates)
     }
+}
+
+/// Keys of the tokens that a text may begin and end with.
+const BOUNDS: [&str; 2] = ["tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"];
+
+/// The token whose id has a key.
+fn named_token<'a>(vocab: &'a Vocab, ids: &[(&'static str, u32)], key: &str) -> Option<&'a str> {
+    let id = ids.iter().find(|(k, _)| *k == key).map(|(_, id)| *id as usize);
+    id.map(|id| vocab.tokens[id].as_str())
 }
 
 fn special_of(part: Option<&Value>) -> Option<&str> {

@@ -47,7 +47,7 @@ pub struct AddedToken {
     /// It takes the whitespace before or after it along.
     pub lstrip: bool,
     pub rstrip: bool,
-    /// It is one between the ends of words only.
+    /// A match counts between the ends of words only.
     pub single_word: bool,
 }
 

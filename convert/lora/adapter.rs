@@ -68,7 +68,7 @@ pub struct Adapter {
     pub saved: Vec<HfTensor>,
 }
 
-/// One pair of factors.
+/// A pair of factors.
 #[derive(Debug)]
 pub struct Target {
     /// Name of the adapted tensor.

@@ -29,7 +29,7 @@ impl Model {
 }
 
 impl<'p> CpuPass<'p, '_> {
-    /// As [`Model::linear`] for the rows of the batch, with the matrix's adapters.
+    /// Computes [`Model::linear`] for the rows of the batch, with the matrix's adapters.
     pub(super) fn linear<'a>(
         &'a self,
         linear: &'a Linear,

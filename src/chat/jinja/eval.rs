@@ -118,7 +118,7 @@ impl Interpreter {
         done.map(|done| (done, text))
     }
 
-    /// One level of macros and recursive loops deeper.
+    /// Goes one level of macros and recursive loops deeper.
     fn deeper<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= self.limits.depth {
             return Err(Fault::new(format!(
