@@ -52,7 +52,10 @@ fn standard_text(
     list_window(file, text, descriptor)?;
     spread_layers(file, text, descriptor)?;
     let theta = descriptor.convert.theta.get(class).copied().unwrap_or(USUAL_THETA);
-    join_rope(file, text, theta)
+    // Where the context has a name of the class's own, its rotary embedding reads none.
+    let mut names = descriptor.convert.synonyms.values().flatten();
+    let context = names.all(|name| name != CONTEXT).then(|| value(text, CONTEXT).cloned());
+    join_rope(file, text, theta, context.flatten())
 }
 
 /// A field that is there; "a.b" descends.
@@ -193,8 +196,14 @@ fn spread_layers(
 }
 
 /// Makes one group of RoPE parameters with all that counts in it: `rope_scaling` goes before
-/// `rope_parameters`, and what stands in either before what stands beside it.
-fn join_rope(file: &Json, text: &mut Map<String, Value>, usual: f64) -> Result<()> {
+/// `rope_parameters`, and what stands in either before what stands beside it. A stretched context
+/// whose original is not given is `context`.
+fn join_rope(
+    file: &Json,
+    text: &mut Map<String, Value>,
+    usual: f64,
+    context: Option<Value>,
+) -> Result<()> {
     let is_said = |v: &Value| !matches!(v, Value::Object(group) if group.is_empty());
     let scaling = value(text, SCALING).filter(|v| is_said(v));
     let name = if scaling.is_some() { SCALING } else { PARAMETERS };
@@ -206,7 +215,6 @@ fn join_rope(file: &Json, text: &mut Map<String, Value>, usual: f64) -> Result<(
     // A list has a base a layer.
     let theta = value(text, THETA).cloned().unwrap_or_else(|| usual.into());
     let partial = value(text, PARTIAL).cloned();
-    let context = value(text, CONTEXT).cloned();
     let original = value(text, ORIGINAL).cloned();
     let has_parts = group.values().any(Value::is_object);
     let complete = |group: &mut Map<String, Value>, original: Option<Value>| {

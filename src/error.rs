@@ -28,6 +28,10 @@ pub enum Error {
     #[error("{0}")]
     Load(String),
 
+    /// Too much is asked for at the moment; a whole sentence.
+    #[error("{0}")]
+    Busy(String),
+
     /// A GPU, or its driver, that is not there, has no room or failed; a whole sentence.
     #[error("{0}")]
     Device(String),

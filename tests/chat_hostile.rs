@@ -1,13 +1,13 @@
 //! Templates and grammars that attack: each ends in one sentence, soon, within bounded memory.
 
 use moeba::chat::ChatTemplate;
-use moeba::guard::BoundedAllocator;
+use moeba::meter::CountingAllocator;
 use moeba::sample::grammar::Grammar;
 use serde_json::{Map, json};
 use std::time::{Duration, Instant};
 
 #[global_allocator]
-static ALLOCATOR: BoundedAllocator = BoundedAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn render(source: &str) -> moeba::Result<String> {
     let messages = json!([{"role": "user", "content": "hi"}]);

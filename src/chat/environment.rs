@@ -24,7 +24,7 @@ pub fn compile(source: &str, clock: Clock) -> Result<Arc<Environment>> {
         )));
     }
     let source = source.to_string();
-    limits::guarded(move || {
+    limits::bounded(move || {
         let template = Template::new(&source).map_err(describe)?;
         Ok(Arc::new(Environment { template, clock }))
     })
@@ -33,12 +33,12 @@ pub fn compile(source: &str, clock: Clock) -> Result<Arc<Environment>> {
 /// Names that a template reads and does not make itself. Walking the tree costs stack as parsing it
 /// does.
 pub fn variables(environment: Arc<Environment>) -> Result<HashSet<String>> {
-    limits::guarded(move || Ok(environment.template.free()))
+    limits::bounded(move || Ok(environment.template.free()))
 }
 
 /// The text of the template with these names in scope.
 pub fn render(environment: Arc<Environment>, context: Map<String, Value>) -> Result<String> {
-    limits::guarded(move || {
+    limits::bounded(move || {
         let Environment { template, clock } = &*environment;
         template.render(context, *clock, limits::LIMITS).map_err(describe)
     })

@@ -180,8 +180,15 @@ impl ApiError {
             Error::Invalid(sentence) | Error::Usage(sentence) => {
                 ApiError::new(Kind::Invalid, "invalid_value", sentence.clone())
             }
+            Error::Busy(sentence) => ApiError::busy(sentence),
             other => ApiError::of_run(other),
         }
+    }
+
+    /// Refuses what could be served a little later.
+    fn busy(sentence: &str) -> ApiError {
+        let error = ApiError::new(Kind::Overloaded, "server_overloaded", sentence);
+        ApiError { retry_after: Some(2), ..error }
     }
 
     /// An error of the engine while it computes.

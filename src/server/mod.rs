@@ -209,12 +209,16 @@ pub struct Server {
     runtime: Runtime,
 }
 
+/// Threads that read requests: some that work, and others that wait for their grammar's turn, of
+/// which there are more than the sandbox lets wait.
+const N_BLOCKING: usize = 16 + 144;
+
 impl Server {
     /// Opens the socket and answers on it.
     pub fn bind(options: ServerOptions) -> Result<Server> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
-            .max_blocking_threads(16)
+            .max_blocking_threads(N_BLOCKING)
             .thread_name("http")
             .enable_all()
             .build();

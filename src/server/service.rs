@@ -16,7 +16,6 @@ use super::prompt::{Encoded, Room, Templates};
 use super::replay;
 use super::request::{Chat, Prompt, Request};
 use super::sink::{Sink, SinkSettings};
-use crate::Result;
 use crate::cancel::Cancel;
 use crate::chat::reasoning::{AnswerStart, Budget};
 use crate::chat::tools::{Calls, Mode, Scanner};
@@ -28,6 +27,7 @@ use crate::engine::{self, Engine, Generation, SpecMode, Speculation};
 use crate::sample::grammar::{Constraint, Grammar};
 use crate::sample::{LogitBias, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
+use crate::{Error, Result};
 
 /// A loaded model, its scheduler and its chat template.
 pub struct Service {
@@ -209,9 +209,9 @@ impl Service {
         let mut times = self.compile_times.lock().unwrap_or_else(PoisonError::into_inner);
         times.add_time(start.elapsed());
         drop(times);
-        constraint.map_err(|e| {
-            let code = "invalid_grammar";
-            ApiError::new(Kind::Invalid, code, e.to_string())
+        constraint.map_err(|e| match e {
+            Error::Invalid(why) => ApiError::new(Kind::Invalid, "invalid_grammar", why),
+            other => ApiError::of_request(&other),
         })
     }
 

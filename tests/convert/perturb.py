@@ -8,6 +8,8 @@ each field of both changed alone, and what else the class reads set where it is 
 
     equal    NMSE below 1e-8
     refused  `moeba convert` ends with a message that names the field
+    tensor   ... with a message that names a tensor, which the changed config adds or drops
+    other    ... with a message that names a field with which the changed one must agree
     unread   transformers does not read the field, and neither does moeba
     error    transformers itself does not load the config
     WRONG    anything else
@@ -20,6 +22,7 @@ import argparse
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -173,8 +176,10 @@ class Harness:
             if said.startswith("accepted"):
                 return "WRONG", said, want
             name = field.split(".")[-1]
-            named = name in said or any(a in said for a in ALSO.get(name, []))
-            return ("refused" if named else "WRONG"), ("" if named else "refused: ") + said, want
+            if name in said or any(a in said for a in ALSO.get(name, [])):
+                return "refused", said, want
+            # The checkpoint of the changed config has other tensors, or another field must agree.
+            return ("tensor" if TENSOR.search(said) else "other"), said, want
         if got.shape != want.shape:
             return "WRONG", f"shape {got.shape}, expected {want.shape}", want
         error = nmse(got, want)
@@ -185,7 +190,9 @@ class Harness:
 
 
 # Words that a message may have in the place of a field.
-ALSO = {"num_hidden_layers": ["layer"], "rope_parameters": ["rope"], "rope_scaling": ["rope"]}
+ROPE = ["rope", "partial_rotary_factor"]
+ALSO = {"num_hidden_layers": ["layer"], "rope_parameters": ROPE, "rope_scaling": ROPE}
+TENSOR = re.compile(r"\btensor |\bblk\.")
 
 
 def tokenizer(folder):
@@ -300,16 +307,17 @@ def put(config, path, value):
 
 def rows(table):
     """The table of outcomes: how many of each, and what is neither equal nor refused by name."""
-    kinds = ("equal", "refused", "unread", "error", "WRONG")
+    kinds = ("equal", "refused", "tensor", "other", "unread", "error", "WRONG")
     yield "| class | " + " | ".join(kinds) + " |\n|---|" + "--:|" * len(kinds) + "\n"
     for cls, outcomes in table.items():
         counts = [sum(outcome == kind for outcome, _ in outcomes) for kind in kinds]
         yield f"| `{cls}` | " + " | ".join(map(str, counts)) + " |\n"
     yield "\n"
     for cls, outcomes in table.items():
-        wrong = [name for outcome, name in outcomes if outcome == "WRONG"]
-        if wrong:
-            yield f"- `{cls}`: " + ", ".join(f"`{name}`" for name in wrong) + "\n"
+        for kind in ("other", "WRONG"):
+            names = [name for outcome, name in outcomes if outcome == kind]
+            if names:
+                yield f"- {kind}, `{cls}`: " + ", ".join(f"`{name}`" for name in names) + "\n"
 
 
 def main():
@@ -352,7 +360,7 @@ def main():
                         continue
                     seen.add((kind, name))
                     outcome, said, _ = harness.outcome(changed, field, logits)
-                    said = said if outcome == "WRONG" else ""
+                    said = said if outcome in ("other", "WRONG") else ""
                     shown = f"{kind} {name}" + (f": {said[:60]}" if said else "")
                     table.setdefault(cls, []).append((outcome, shown))
                     if outcome == "WRONG" or args.only:

@@ -89,7 +89,7 @@ const BACKENDS_USED: &[(&str, &[&str])] = &[
 ];
 
 /// Modules that anyone may use or that may use anyone.
-const FREE: &[&str] = &["cancel", "error", "guard", "units", "cli", "lib", "main"];
+const FREE: &[&str] = &["cancel", "error", "meter", "units", "cli", "lib", "main"];
 
 struct Source {
     /// Relative to the repository, with slashes.

@@ -2,7 +2,7 @@
 
 use super::ast::{Args, Expr, Kind, Literal, Loop, Macro, Name, SPECIAL, Statement, Target};
 use super::value::{Closure, Dict, Key, LoopState, Value};
-use super::{Arguments, Fault, Limits, Result};
+use super::{Arguments, Fault, Limits, Result, within_bounds};
 use super::{checks, filters, format, globals, json, methods, ops, sequences};
 use crate::chat::clock::Clock;
 use serde_json::{Map, Value as Json};
@@ -83,6 +83,7 @@ impl Interpreter {
 
     /// Counts work.
     pub fn spend(&mut self, n: usize) -> Result<()> {
+        within_bounds()?;
         match self.steps.checked_sub(n as u64) {
             Some(left) => {
                 self.steps = left;

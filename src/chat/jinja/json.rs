@@ -3,7 +3,7 @@
 //! filter escapes `<`, `>`, `&` for HTML, which models never saw.
 
 use super::value::{self, Dict, Key, MAX_DEPTH, Value};
-use super::{Arguments, Fault, Result};
+use super::{Arguments, Fault, Result, within_bounds};
 use serde_json::Value as Json;
 use std::rc::Rc;
 
@@ -53,6 +53,7 @@ pub fn tojson(value: &Value, args: &Arguments) -> Result<Value> {
 
 impl Style {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<()> {
+        within_bounds()?;
         if depth > MAX_DEPTH {
             return Err(Fault::new("tojson: the value is nested too deeply"));
         }

@@ -3,7 +3,7 @@
 use super::arguments::Bound;
 use super::eval::Interpreter;
 use super::value::{self, Iterator, Key, Value, View};
-use super::{Arguments, Fault, Result, checks, filters};
+use super::{Arguments, Fault, Result, checks, filters, within_bounds};
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -212,6 +212,7 @@ fn join(interpreter: &mut Interpreter, value: &Value, args: &Arguments) -> Resul
     let mark = args.get(0).map_or(Ok(String::new()), Value::print)?;
     let mut out = String::new();
     for (n, item) in interpreter.items(value)?.iter().enumerate() {
+        within_bounds()?;
         out.push_str(if n == 0 { "" } else { &mark });
         out.push_str(&getter.get(interpreter, item)?.print()?);
     }

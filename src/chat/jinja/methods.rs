@@ -155,7 +155,12 @@ pub fn call(text: &str, name: &str, args: &Arguments) -> Result<Value> {
                 let kind = item.kind();
                 item.as_str().ok_or_else(|| Fault::new(format!("`join` expects texts, got {kind}")))
             });
-            texts.collect::<Result<Vec<_>>>()?.join(text).into()
+            let texts = texts.collect::<Result<Vec<_>>>()?;
+            let n_bytes = texts.iter().map(|item| item.len() + text.len()).sum::<usize>();
+            if n_bytes > 4 * MAX_TEXT_BYTES {
+                return Err(Fault::new("the result of `join` is too large"));
+            }
+            texts.join(text).into()
         }
         "center" | "ljust" | "rjust" | "zfill" => padded(text, name, args)?.into(),
         "maketrans" => table(args)?,

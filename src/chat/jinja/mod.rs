@@ -27,6 +27,7 @@ mod walk;
 mod wrap;
 
 use super::clock::Clock;
+use crate::meter;
 use arguments::Arguments;
 use serde_json::{Map, Value as Json};
 use std::collections::HashSet;
@@ -42,6 +43,14 @@ pub struct Fault {
 }
 
 type Result<T> = std::result::Result<T, Fault>;
+
+/// Fails once the thread holds too much or runs too long.
+fn within_bounds() -> Result<()> {
+    match meter::excess() {
+        Some(excess) => Err(Fault::new(format!("rendering took {excess}"))),
+        None => Ok(()),
+    }
+}
 
 impl Fault {
     fn new(message: impl Into<String>) -> Self {

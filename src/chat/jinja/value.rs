@@ -4,7 +4,7 @@
 use super::ast::Macro;
 use super::eval::Scope;
 use super::text::{self, is_printable};
-use super::{Fault, Result};
+use super::{Fault, Result, within_bounds};
 use indexmap::IndexMap;
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -86,6 +86,7 @@ impl Key {
                 Err(Fault::new(format!("unhashable type: {}", value.kind())))
             }
             Value::Tuple(items) | Value::Group(items) => {
+                within_bounds()?;
                 items.iter().try_for_each(|item| Self::new(item).map(drop))?;
                 Ok(Self(value.clone()))
             }
@@ -285,6 +286,7 @@ impl Value {
     }
 
     fn write(&self, out: &mut String, depth: usize) -> Result<()> {
+        within_bounds()?;
         if depth > MAX_DEPTH {
             return Err(Fault::new("the value is nested too deeply to print"));
         }
@@ -420,6 +422,7 @@ pub fn float(x: f64) -> String {
 
 /// Python's `==`.
 pub fn equal(a: &Value, b: &Value, depth: usize) -> Result<bool> {
+    within_bounds()?;
     if depth > MAX_DEPTH {
         return Err(Fault::new("the values are nested too deeply to compare"));
     }

@@ -1,8 +1,9 @@
 //! Compilation within bounds.
 
 use super::matcher::{Matcher, NO_TOKEN, sentence};
+use super::sandbox::lower_priority;
 use super::{Grammar, gbnf};
-use crate::guard::{self, Budget};
+use crate::meter::{self, Bounds};
 use crate::{Error, Result};
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
@@ -12,35 +13,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Compilations at a time.
-const MAX_RUNNING: usize = 16;
+/// The subject of messages.
+pub const WHAT: &str = "compiling the grammar";
 
-/// Compilations that began and have not ended; some of them never will.
-static N_RUNNING: AtomicUsize = AtomicUsize::new(0);
+/// The bounds of a compilation. Its time is bounded where it is tried out. Rules that name each
+/// other in a chain are compiled by recursion, which takes stack.
+pub const BOUNDS: Bounds =
+    Bounds { bytes: 128 << 20, time: Duration::from_secs(3600), stack_bytes: 256 << 20 };
 
-/// Compilations that sleep for ever, with the memory that they had.
-static N_LOST: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of all grammars that texts follow or that are kept for the next request.
+const MAX_LIVE_BYTES: usize = 256 << 20;
 
-/// Bytes that a compilation may hold.
-const BYTES: i64 = 128 << 20;
+/// Bytes of all compiled grammars and of the copies that texts have.
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// With each so many that are lost the next ones may hold half as much, down to a sixteenth: all
-/// that are lost hold a gigabyte, and who sends such grammars does not keep others from theirs.
-const LOST_PER_HALF: usize = 4;
-const MAX_HALVES: usize = 4;
+/// A share of [`LIVE_BYTES`], given back at its end.
+#[derive(Debug)]
+pub struct Held(usize);
 
-/// From here on, with another gigabyte lost, nothing is compiled.
-const MAX_LOST: usize = LOST_PER_HALF * MAX_HALVES + 128;
+impl Held {
+    /// Fails where others hold too much.
+    pub fn new(n_bytes: usize) -> Result<Held> {
+        let held = Held::at_once(n_bytes);
+        match LIVE_BYTES.load(Ordering::Relaxed) <= MAX_LIVE_BYTES {
+            true => Ok(held),
+            false => Err(Error::Busy("grammars take all memory that they have: try again".into())),
+        }
+    }
 
-/// Rules that name each other in a chain are compiled by recursion, which takes stack. Code that is
-/// not optimised is many times slower.
-fn budget(n_lost: usize) -> Budget {
-    Budget {
-        bytes: BYTES >> (n_lost / LOST_PER_HALF).min(MAX_HALVES),
-        time: Duration::from_secs(if cfg!(debug_assertions) { 30 } else { 2 }),
-        end: Duration::from_secs(30),
-        stack_bytes: 256 << 20,
-        n_lost: &N_LOST,
+    fn at_once(n_bytes: usize) -> Held {
+        LIVE_BYTES.fetch_add(n_bytes, Ordering::Relaxed);
+        Held(n_bytes)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Held {
+        Held::at_once(self.0)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        LIVE_BYTES.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 
@@ -53,10 +72,13 @@ pub struct Compiled {
     pub matcher: Matcher,
     /// The tokens that a text may begin with.
     pub first: SimpleVob,
+    /// Bytes, where the program's allocator counts them.
+    pub held: Held,
 }
 
 impl Compiled {
-    fn new(factory: &ParserFactory, grammar: &Grammar) -> Result<Compiled> {
+    pub fn new(factory: &ParserFactory, grammar: &Grammar) -> Result<Compiled> {
+        let before = meter::held();
         let mut matcher = match grammar {
             Grammar::Gbnf(text) => Matcher::Gbnf(gbnf::Matcher::new(text)?),
             other => Matcher::Llguidance(Box::new(llguidance_matcher(factory, other)?)),
@@ -68,7 +90,8 @@ impl Compiled {
             )),
             other => other,
         })?;
-        Ok(Compiled { matcher, first })
+        let held = Held::new(meter::held().saturating_sub(before))?;
+        Ok(Compiled { matcher, first, held })
     }
 }
 
@@ -100,41 +123,11 @@ fn json_schema(mut schema: Value) -> TopLevelGrammar {
     TopLevelGrammar::from_json_schema(schema)
 }
 
-/// Compiles in a guarded thread.
-pub fn compile(factory: Arc<ParserFactory>, grammar: &Grammar) -> Result<Compiled> {
-    let what = format!("compiling the {}", grammar.kind());
-    let (running, grammar) = (Running::new()?, grammar.clone());
-    guard::run(&what, budget(N_LOST.load(Ordering::SeqCst)), move || {
-        let compiled = Compiled::new(&factory, &grammar);
-        drop(running);
-        compiled
+/// Compiles a grammar that was tried out, in a thread of its own.
+pub fn compile(factory: Arc<ParserFactory>, grammar: &Grammar) -> Result<Arc<Compiled>> {
+    let grammar = grammar.clone();
+    meter::run(WHAT, BOUNDS, move || {
+        lower_priority();
+        Compiled::new(&factory, &grammar).map(Arc::new)
     })
-}
-
-/// One of the compilations that run. Whatever its caller waits for, its thread drops it when it
-/// ends; those that never end are counted in [`N_LOST`], too.
-struct Running;
-
-impl Running {
-    fn new() -> Result<Running> {
-        let n_lost = N_LOST.load(Ordering::SeqCst);
-        if n_lost >= MAX_LOST {
-            let why = format!("{n_lost} grammars took all memory for grammars: start again");
-            return Err(Error::invalid(why));
-        }
-        let one_more = |n| (n < MAX_RUNNING + n_lost).then_some(n + 1);
-        match N_RUNNING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more) {
-            Ok(_) => Ok(Running),
-            Err(n) => {
-                let n = n.saturating_sub(n_lost);
-                Err(Error::invalid(format!("{n} grammars are being compiled: try again")))
-            }
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        N_RUNNING.fetch_sub(1, Ordering::SeqCst);
-    }
 }

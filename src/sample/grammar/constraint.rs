@@ -1,6 +1,6 @@
 //! One text that follows a grammar.
 
-use super::compile::Compiled;
+use super::compile::{Compiled, Held};
 use super::matcher::Matcher;
 use super::trigger::Trigger;
 use super::vocabulary::piece;
@@ -31,6 +31,8 @@ impl TokenMask {
 pub struct Constraint {
     env: TokEnv,
     start: Arc<Compiled>,
+    /// Bytes of `matcher`.
+    _held: Held,
     matcher: Matcher,
     phase: Phase,
     /// The next choice's, once it is computed.
@@ -56,8 +58,9 @@ enum Phase {
 }
 
 impl Constraint {
-    pub(super) fn new(env: TokEnv, start: Arc<Compiled>) -> Constraint {
-        Constraint {
+    pub(super) fn new(env: TokEnv, start: Arc<Compiled>) -> Result<Constraint> {
+        Ok(Constraint {
+            _held: Held::new(start.held.bytes())?,
             matcher: start.matcher.clone(),
             mask: Some(TokenMask(start.first.clone())),
             phase: Phase::Following,
@@ -67,7 +70,7 @@ impl Constraint {
             has_begun: false,
             env,
             start,
-        }
+        })
     }
 
     /// Lets the text be free until one of these triggers was generated; the grammar begins right

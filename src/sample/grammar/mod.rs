@@ -10,6 +10,7 @@ mod compile;
 mod constraint;
 mod gbnf;
 mod matcher;
+pub mod sandbox;
 mod trigger;
 mod vocabulary;
 
@@ -22,6 +23,7 @@ use compile::{Compiled, compile};
 use llguidance::ParserFactory;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv};
+use sandbox::Sandbox;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
@@ -55,27 +57,46 @@ impl Grammar {
 
     /// Compiles the grammar without a model, to find its faults before one is loaded.
     pub fn check(&self) -> Result<()> {
-        checks::check(self)?;
         let env = ApproximateTokEnv::single_byte_env();
-        compile(Arc::new(factory(&env)?), self).map(drop)
+        Grammars::of_env(env)?.compiled(self).map(drop)
+    }
+
+    /// A letter for the kind, and the text.
+    fn source(&self) -> (u8, String) {
+        match self {
+            Grammar::JsonSchema(schema) => (b's', schema.to_string()),
+            Grammar::JsonObject => (b'o', String::new()),
+            Grammar::Regex(text) => (b'r', text.clone()),
+            Grammar::Lark(text) => (b'l', text.clone()),
+            Grammar::Gbnf(text) => (b'g', text.clone()),
+        }
+    }
+
+    /// The grammar of a [`Grammar::source`].
+    fn of_source(kind: u8, text: &str) -> Result<Grammar> {
+        Ok(match kind {
+            b's' => Grammar::JsonSchema(
+                serde_json::from_str(text).map_err(|e| Error::invalid(e.to_string()))?,
+            ),
+            b'o' => Grammar::JsonObject,
+            b'r' => Grammar::Regex(text.to_owned()),
+            b'l' => Grammar::Lark(text.to_owned()),
+            b'g' => Grammar::Gbnf(text.to_owned()),
+            _ => return Err(Error::invalid(format!("there is no kind {kind} of grammar"))),
+        })
     }
 
     fn key(&self) -> Key {
-        let (tag, text) = match self {
-            Grammar::JsonSchema(schema) => ("schema", schema.to_string()),
-            Grammar::JsonObject => ("object", String::new()),
-            Grammar::Regex(text) => ("regex", text.clone()),
-            Grammar::Lark(text) => ("lark", text.clone()),
-            Grammar::Gbnf(text) => ("gbnf", text.clone()),
-        };
-        Sha256::new().chain_update(tag).chain_update([0]).chain_update(text).finalize().into()
+        let (kind, text) = self.source();
+        Sha256::new().chain_update([kind]).chain_update(text).finalize().into()
     }
 }
 
 type Key = [u8; 32];
 
-/// Compiled grammars that are kept for the next request.
+/// Compiled grammars that are kept for the next request: how many, and their bytes together.
 const N_CACHED: usize = 64;
+const MAX_CACHED_BYTES: usize = 32 << 20;
 
 /// Lexer states of one grammar: 1 to 2 KiB each.
 const MAX_LEXER_STATES: usize = 25_000;
@@ -83,6 +104,7 @@ const MAX_LEXER_STATES: usize = 25_000;
 /// Compiles grammars for one tokenizer, and keeps the latest.
 pub struct Grammars {
     factory: Arc<ParserFactory>,
+    sandbox: Sandbox,
     /// The most recently used last.
     cache: Mutex<VecDeque<(Key, Arc<Compiled>)>>,
 }
@@ -92,25 +114,33 @@ impl Grammars {
     /// vocabulary.
     pub fn new(tokenizer: &Tokenizer) -> Result<Grammars> {
         let trie = vocabulary::trie(tokenizer)?;
-        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        Ok(Grammars { factory: Arc::new(factory(&env)?), cache: Mutex::default() })
+        Grammars::of_env(Arc::new(ApproximateTokEnv::new(trie)))
+    }
+
+    fn of_env(env: TokEnv) -> Result<Grammars> {
+        let (factory, sandbox) = (Arc::new(factory(&env)?), Sandbox::new());
+        Ok(Grammars { factory, sandbox, cache: Mutex::default() })
     }
 
     /// A constraint at the beginning of a text. The grammar is compiled unless it is one of the
-    /// latest, within two seconds and in a thread of its own. The first mask is computed too: a
-    /// grammar that no text can match fails here.
+    /// latest, after a process of its own has tried it out. The first mask is computed too: a
+    /// grammar that no text can match fails here. [`Error::Busy`] where too many grammars are being
+    /// compiled, or texts hold too much of them.
     pub fn constraint(&self, grammar: &Grammar) -> Result<Constraint> {
+        let compiled = self.compiled(grammar)?;
+        Constraint::new(self.factory.tok_env().clone(), compiled)
+    }
+
+    fn compiled(&self, grammar: &Grammar) -> Result<Arc<Compiled>> {
         checks::check(grammar)?;
         let key = grammar.key();
-        let compiled = match self.cached(&key) {
-            Some(compiled) => compiled,
-            None => {
-                let compiled = Arc::new(compile(self.factory.clone(), grammar)?);
-                self.keep(key, compiled.clone());
-                compiled
-            }
-        };
-        Ok(Constraint::new(self.factory.tok_env().clone(), compiled))
+        if let Some(compiled) = self.cached(&key) {
+            return Ok(compiled);
+        }
+        self.sandbox.try_out(self.factory.tok_env().tok_trie(), grammar)?;
+        let compiled = compile(self.factory.clone(), grammar)?;
+        self.keep(key, compiled.clone());
+        Ok(compiled)
     }
 
     fn cached(&self, key: &Key) -> Option<Arc<Compiled>> {
@@ -126,7 +156,8 @@ impl Grammars {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.retain(|(known, _)| *known != key);
         cache.push_back((key, compiled));
-        while cache.len() > N_CACHED {
+        let bytes = |(_, compiled): &(Key, Arc<Compiled>)| compiled.held.bytes();
+        while cache.len() > N_CACHED || cache.iter().map(bytes).sum::<usize>() > MAX_CACHED_BYTES {
             cache.pop_front();
         }
     }

@@ -20,10 +20,14 @@ pub fn trie(tokenizer: &Tokenizer) -> Result<TokTrie> {
     if n_vocab > MAX_TOKENS || n_nodes(&words) >= MAX_NODES {
         return Err(Error::invalid("the vocabulary is too large for grammars"));
     }
-    let ends: Vec<u32> = tokenizer.eog_ids().collect();
+    Ok(tree(&words, &tokenizer.eog_ids().collect::<Vec<u32>>()))
+}
+
+/// The tree of these words, by their ids; `ends` are the tokens that end a generation.
+pub fn tree(words: &[Vec<u8>], ends: &[u32]) -> TokTrie {
     let end = ends.first().copied().unwrap_or(INVALID_TOKEN);
-    let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words);
-    Ok(if ends.is_empty() { trie } else { trie.with_eos_tokens(&ends) })
+    let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), words);
+    if ends.is_empty() { trie } else { trie.with_eos_tokens(ends) }
 }
 
 /// The bytes that a token adds to a text, with the marker if it is a control token.
