@@ -2,7 +2,7 @@
 
 use moeba::chat::ChatTemplate;
 use moeba::meter::CountingAllocator;
-use moeba::sample::grammar::Grammar;
+use moeba::sample::grammar::{Grammar, sandbox};
 use serde_json::{Map, json};
 use std::time::{Duration, Instant};
 
@@ -203,8 +203,15 @@ fn many_renders_at_once_do_not_disturb_each_other() {
     });
 }
 
-/// Each is given up with the memory that it holds, and the next ones have less of it; whoever comes
-/// with another grammar still gets it compiled.
+/// Bytes of this process in memory.
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let n_pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    n_pages * rustix::param::page_size()
+}
+
+/// Another process tries them out, and ends with the memory that they take; whoever comes with
+/// another grammar still gets it compiled.
 #[test]
 fn grammars_whose_states_multiply_are_given_up_and_others_served() {
     let bad = |n: usize| {
@@ -222,7 +229,12 @@ fn grammars_whose_states_multiply_are_given_up_and_others_served() {
         Grammar::JsonSchema(schema).check().unwrap();
         Grammar::Gbnf("root ::= [a-z]+".into()).check().unwrap();
     };
+    sandbox::use_program(env!("CARGO_BIN_EXE_moeba").into());
+    good();
+    let before = resident_bytes();
     // One after the other: the rest of this file measures time.
     (0..40).for_each(bad);
+    let held = resident_bytes().saturating_sub(before);
+    assert!(held < 64 << 20, "{} MiB stay", held >> 20);
     good();
 }

@@ -344,10 +344,6 @@ impl Service {
         let Prepared { request, prompt, text, generations, adapters: scales, seed, .. } = prepared;
         let scheduling = &request.scheduling;
         let salt = adapters::salted(&request.salt, self.engine(), &scales);
-        let chat = match &request.prompt {
-            Prompt::Chat(chat) => Some(chat),
-            _ => None,
-        };
         let all = generations.into_iter().zip(senders).enumerate();
         let job = |(i, (generation, sender))| {
             let cancel = Cancel::new();
@@ -361,7 +357,7 @@ impl Service {
                 stops: request.limits.stops.clone(),
             };
             let seed = seed.wrapping_add(i as u64);
-            let (scanner, budget) = self.scanner(chat, &text, seed);
+            let (scanner, budget) = self.scanner(&request, &text, seed);
             Job {
                 id: self.scheduler.next_id(),
                 prompt: prompt.clone(),
@@ -380,20 +376,29 @@ impl Service {
     }
 
     /// The reader of an answer's text, and the end that its reasoning has.
-    fn scanner(&self, chat: Option<&Chat>, text: &str, seed: u64) -> (Scanner, Option<Budget>) {
-        let Some(chat) = chat else { return (Scanner::new(None, None, ""), None) };
+    fn scanner(&self, request: &Request, text: &str, seed: u64) -> (Scanner, Option<Budget>) {
+        let Prompt::Chat(chat) = &request.prompt else {
+            return (Scanner::new(None, None, ""), None);
+        };
+        let is_required = matches!(chat.tool_choice.mode, Mode::Required);
         let calls = chat.may_call().then(|| Calls {
             format: self.templates.tools.format,
             tools: chat.tools.clone(),
             // With the prompt in it, the calls of two turns have different ids.
             seed: seed.wrapping_add(number_of(&sha256(text.as_bytes()))),
+            is_required,
         });
         let is_apart = !chat.keeps_reasoning_in_content;
         let Some(format) = self.templates.reasoning().filter(|_| is_apart) else {
             return (Scanner::new(None, calls, text), None);
         };
         let budget = chat.reasoning_budget.or(self.defaults.reasoning_budget);
-        let end = || format.end_tokens(self.engine().tokenizer(), "");
+        let tokenizer = self.engine().tokenizer();
+        // A grammar of calls has the reasoning and the headers in it.
+        let end = || match chat.may_call() && (is_required || request.form.is_some()) {
+            true => format.end_tokens_before_grammar(tokenizer),
+            false => format.end_tokens(tokenizer, ""),
+        };
         (Scanner::new(Some(format), calls, text), budget.map(|n| Budget::new(n, end())))
     }
 }

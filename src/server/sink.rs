@@ -161,7 +161,8 @@ impl JobSink for Sink {
     }
 
     fn finished(&mut self, result: Result<Outcome>) {
-        let rest = self.scanner.finish();
+        let is_whole = matches!(&result, Ok(outcome) if outcome.finish == FinishReason::StopToken);
+        let rest = if is_whole { self.scanner.finish() } else { self.scanner.cut() };
         self.emit(rest);
         let event = self.end(result);
         self.is_finished = true;

@@ -190,8 +190,7 @@ class Harness:
 
 
 # Words that a message may have in the place of a field.
-ROPE = ["rope", "partial_rotary_factor"]
-ALSO = {"num_hidden_layers": ["layer"], "rope_parameters": ROPE, "rope_scaling": ROPE}
+ALSO = {"num_hidden_layers": ["layer"], "rope": ["partial_rotary_factor"]}
 TENSOR = re.compile(r"\btensor |\bblk\.")
 
 
@@ -308,12 +307,15 @@ def put(config, path, value):
 def rows(table):
     """The table of outcomes: how many of each, and what is neither equal nor refused by name."""
     kinds = ("equal", "refused", "tensor", "other", "unread", "error", "WRONG")
+    yield "# Outcomes of changed configs\n\n`perturb.py` writes this table and explains its columns.\n\n"
     yield "| class | " + " | ".join(kinds) + " |\n|---|" + "--:|" * len(kinds) + "\n"
-    for cls, outcomes in table.items():
+    total = [0] * len(kinds)
+    for cls, outcomes in sorted(table.items()):
         counts = [sum(outcome == kind for outcome, _ in outcomes) for kind in kinds]
+        total = [a + b for a, b in zip(total, counts)]
         yield f"| `{cls}` | " + " | ".join(map(str, counts)) + " |\n"
-    yield "\n"
-    for cls, outcomes in table.items():
+    yield "| all | " + " | ".join(map(str, total)) + " |\n\n"
+    for cls, outcomes in sorted(table.items()):
         for kind in ("other", "WRONG"):
             names = [name for outcome, name in outcomes if outcome == kind]
             if names:
@@ -361,6 +363,7 @@ def main():
                     seen.add((kind, name))
                     outcome, said, _ = harness.outcome(changed, field, logits)
                     said = said if outcome in ("other", "WRONG") else ""
+                    said = said.replace("error: /config.json: ", "")
                     shown = f"{kind} {name}" + (f": {said[:60]}" if said else "")
                     table.setdefault(cls, []).append((outcome, shown))
                     if outcome == "WRONG" or args.only:

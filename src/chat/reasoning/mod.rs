@@ -8,8 +8,8 @@ mod switches;
 mod table;
 
 pub use budget::Budget;
-pub(super) use scanner::undecided;
 pub use scanner::{Answer, Delta, Part, Scanner};
+pub(super) use scanner::{is_marker, undecided};
 pub use switches::{Setting, Think};
 pub use table::{AnswerStart, Format};
 
@@ -62,6 +62,17 @@ impl Format {
     /// Control tokens of the markers: they must be in the text that a scanner gets.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         control_tokens(&self.markers(), tokenizer)
+    }
+
+    /// Tokens that end the reasoning where a grammar says what begins behind it.
+    pub fn end_tokens_before_grammar(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let end = match &self.shape {
+            Shape::Channels(channels) => {
+                self.end.split(channels.channel).next().unwrap_or(self.end)
+            }
+            Shape::Block { .. } => self.end,
+        };
+        tokenizer.encode(end, MARKED)
     }
 
     /// Tokens that end the reasoning and begin the answer, after `message`.

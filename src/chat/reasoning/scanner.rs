@@ -100,6 +100,14 @@ impl Scanner {
         self.scan(true)
     }
 
+    /// Ends a text that was cut: what may be the beginning of a marker belongs to none of the parts.
+    pub fn cut(&mut self) -> Vec<Delta> {
+        if !matches!(self.state, State::Header) && is_marker(&self.held) {
+            self.held.clear();
+        }
+        self.finish()
+    }
+
     fn scan(&mut self, last: bool) -> Vec<Delta> {
         while !self.held.is_empty() && self.step(last) {}
         std::mem::take(&mut self.ready)
@@ -252,6 +260,11 @@ impl Scanner {
             _ => self.ready.push(Delta { part, text: text.collect() }),
         }
     }
+}
+
+/// Whether a text that may begin a marker is one to its reader: prose may be prose.
+pub(in crate::chat) fn is_marker(text: &str) -> bool {
+    text.trim_start().starts_with(|c: char| !c.is_alphanumeric())
 }
 
 /// Length of the longest end of `text` that begins a marker.

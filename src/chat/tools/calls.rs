@@ -5,7 +5,7 @@ use super::declared::is_name;
 use super::json::{self, Extent, Found};
 use super::table::{Arguments, CALL_ID, Call, Ids, Tags, ToolFormat, Value};
 use super::{Calls, Event, ids, tagged};
-use crate::chat::reasoning::undecided;
+use crate::chat::reasoning::{is_marker, undecided};
 use std::cmp::Reverse;
 
 /// Longer texts are no names of functions or arguments.
@@ -89,6 +89,34 @@ impl CallScanner {
             self.ready.push(Event::CallEnd { index: self.index() });
         }
         self.state = State::Text;
+    }
+
+    /// Ends a text that was cut: the beginnings of a marker and of a call without a name are dropped.
+    pub fn cut(&mut self) {
+        let Some(calls) = &self.calls else { return self.finish() };
+        let format = calls.format;
+        let markers = match (&self.state, &format.call) {
+            (State::Text, Call::Header { .. }) => Vec::new(),
+            (State::Tagged(_), Call::Named { arguments: Arguments::Tagged(tags), .. }) => {
+                [format.closers(), vec![tags.value_end.trim()]].concat()
+            }
+            (State::Text | State::Between | State::Broken, _) => {
+                [format.openers(), format.closers()].concat()
+            }
+            _ => Vec::new(),
+        };
+        let n = undecided(&self.held, &markers);
+        let begin = self.held.len() - n;
+        if n > 0 && is_marker(&self.held[begin..]) {
+            self.held.truncate(self.held[..begin].trim_end().len());
+        }
+        // An object without a marker may be an answer.
+        let is_object = |raw: &String| format.is_bare() && raw.trim_start().starts_with('{');
+        if self.raw.as_ref().is_some_and(|raw| calls.is_required || !is_object(raw)) {
+            (self.raw, self.state) = (None, State::Text);
+            self.held.clear();
+        }
+        self.finish();
     }
 
     /// A marker of another kind stands here.

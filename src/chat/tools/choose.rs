@@ -149,7 +149,7 @@ impl ChatTemplate {
         if text[..begin].contains("None") {
             return None;
         }
-        let calls = Calls { format, tools: Arc::new(tools), seed: 0 };
+        let calls = Calls { format, tools: Arc::new(tools), seed: 0, is_required: false };
         let mut scanner = Scanner::new(reasoning, Some(calls), "");
         let mut events = scanner.push(&text[begin..]);
         events.extend(scanner.finish());

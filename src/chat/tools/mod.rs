@@ -47,6 +47,8 @@ pub struct Calls {
     pub tools: Arc<Tools>,
     /// The ids of calls follow from it.
     pub seed: u64,
+    /// The answer is a call, whatever it begins with.
+    pub is_required: bool,
 }
 
 /// A part of an answer. The texts of a kind that follow each other are one text in pieces.

@@ -43,6 +43,16 @@ impl Scanner {
         events
     }
 
+    /// Ends a text that was cut, which is no part of it: markers whose end is missing are dropped, and
+    /// calls whose names are.
+    pub fn cut(&mut self) -> Vec<Event> {
+        let deltas = self.reasoning.cut();
+        let mut events = self.take(&deltas);
+        self.calls.cut();
+        events.append(&mut self.calls.ready);
+        events
+    }
+
     /// Whether what comes next is reasoning, unless a marker ends it.
     pub fn is_reasoning(&self) -> bool {
         self.reasoning.is_reasoning() && !self.calls.is_message()

@@ -185,7 +185,7 @@ fn scan<'a>(
 ) -> Vec<Event> {
     let is_harmony = matches!(format.call, Call::Header { .. });
     let reasoning = (thinks || is_harmony).then(|| reasoning(is_harmony));
-    let calls = Calls { format, tools: tools(), seed: 7 };
+    let calls = Calls { format, tools: tools(), seed: 7, is_required: false };
     let prompt = if is_harmony { "<|start|>assistant" } else { "" };
     let mut scanner = Scanner::new(reasoning, Some(calls), prompt);
     let mut events: Vec<Event> = pieces.into_iter().flat_map(|piece| scanner.push(piece)).collect();
@@ -330,6 +330,42 @@ fn calls_that_are_cut_off_are_calls_once_they_have_a_name() {
     check("qwen-xml", xml, "", &[("edit", "")], 1);
     let kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0";
     check("kimi-k2", kimi, kimi, &[], 0);
+}
+
+/// Wherever a text is cut, no marker and no part of a name is shown; what stands before stays.
+#[test]
+fn a_cut_text_shows_no_markers() {
+    let calls = sample_calls();
+    for format in all_formats() {
+        let n = if matches!(format.call, Call::Header { .. }) { 1 } else { calls.len() };
+        let to_write = calls[..n].iter().enumerate().map(|(index, (name, arguments))| ToWrite {
+            index,
+            name,
+            arguments: arguments.as_object().unwrap(),
+        });
+        let written = format.write(&to_write.collect::<Vec<_>>());
+        let before = if format.is_bare() || n == 1 { "" } else { "See [this] first." };
+        let text = format!("{before}{written}");
+        let is_harmony = matches!(format.call, Call::Header { .. });
+        let whole = read(&scan(format, false, [text.as_str()]));
+        for (at, _) in text.char_indices() {
+            let calls = Calls { format, tools: tools(), seed: 7, is_required: true };
+            let prompt = if is_harmony { "<|start|>assistant" } else { "" };
+            let format = is_harmony.then(|| reasoning(true));
+            let mut scanner = Scanner::new(format, Some(calls), prompt);
+            let mut events = scanner.push(&text[..at]);
+            events.extend(scanner.cut());
+            let cut = read(&joined(events));
+            let name = format!("{} at {at}: {:?}", whole.calls.len(), &text[..at]);
+            assert!(before.starts_with(&cut.content), "{name}: {:?}", cut.content);
+            assert!(at < before.len() || cut.content == before, "{name}: {:?}", cut.content);
+            for ((called, arguments), expected) in cut.calls.iter().zip(&whole.calls) {
+                assert_eq!(*called, expected.0, "{name}");
+                let all = arguments.trim_end_matches("\\n");
+                assert!(expected.1.starts_with(all), "{name}: {arguments:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -24,9 +24,9 @@ impl TokenMask {
 /// Which tokens may come next in one text. A clone is another text that has come as far.
 ///
 /// From its beginning a text follows the grammar to its end, or with [`Constraint::after`] it is
-/// free until a trigger. With [`Constraint::or_after`] it may begin with a free block. With
-/// [`Constraint::resuming`] it is free again where the grammar is complete, and waits for the next
-/// trigger.
+/// free until a trigger, before which it cannot end. With [`Constraint::or_after`] it may begin with a free block. With
+/// [`Constraint::resuming`] it is free again where the grammar is complete, waits for the next
+/// trigger, and may end.
 #[derive(Clone)]
 pub struct Constraint {
     env: TokEnv,
@@ -40,6 +40,8 @@ pub struct Constraint {
     trigger: Option<Trigger>,
     /// The tokens that open a free block.
     opening: Vec<u32>,
+    /// All tokens but those that end a generation.
+    going_on: Option<Arc<TokenMask>>,
     resumes: bool,
     /// Whether a token was accepted in the grammar.
     has_begun: bool,
@@ -66,6 +68,7 @@ impl Constraint {
             phase: Phase::Following,
             trigger: None,
             opening: Vec::new(),
+            going_on: None,
             resumes: false,
             has_begun: false,
             env,
@@ -78,7 +81,7 @@ impl Constraint {
     pub fn after(mut self, triggers: impl IntoIterator<Item = Vec<u8>>) -> Constraint {
         self.trigger = Trigger::new(triggers);
         self.phase = if self.trigger.is_some() { Phase::Free } else { Phase::Following };
-        self
+        self.goes_on()
     }
 
     /// Lets the text begin with a free block, which these tokens open; the grammar begins after
@@ -94,6 +97,19 @@ impl Constraint {
             self.trigger = Trigger::new([close]);
             (self.phase, self.mask) = (Phase::Opening(0), Some(TokenMask(first)));
             self.opening = open;
+            return self.goes_on();
+        }
+        self
+    }
+
+    /// Keeps the text from ending while it is free.
+    fn goes_on(mut self) -> Constraint {
+        if self.trigger.is_some() {
+            let trie = self.env.tok_trie();
+            let mut mask = trie.alloc_token_set();
+            mask.set_all(true);
+            trie.eos_tokens().iter().for_each(|&id| mask.disallow_token(id));
+            self.going_on = Some(Arc::new(TokenMask(mask)));
         }
         self
     }
@@ -102,12 +118,13 @@ impl Constraint {
     /// Without a trigger nothing changes.
     pub fn resuming(mut self) -> Constraint {
         self.resumes = self.trigger.is_some();
+        self.going_on = None;
         self
     }
 
     /// Whether the next token must fit the grammar. The choice needs the logits of all tokens then.
     pub fn is_active(&self) -> bool {
-        self.phase != Phase::Free
+        self.phase != Phase::Free || self.going_on.is_some()
     }
 
     /// Whether the grammar is complete and nothing can follow, not even free text.
@@ -120,7 +137,8 @@ impl Constraint {
         match self.phase {
             Phase::Opening(_) => Ok(false),
             Phase::Following => self.matcher.can_end(),
-            Phase::Free | Phase::Complete => Ok(true),
+            Phase::Free => Ok(self.going_on.is_none()),
+            Phase::Complete => Ok(true),
         }
     }
 
@@ -133,7 +151,7 @@ impl Constraint {
     /// the logits are computed, and the choice need not wait for it.
     pub fn mask(&mut self) -> Result<Option<&TokenMask>> {
         if self.phase == Phase::Free {
-            return Ok(None);
+            return Ok(self.going_on.as_deref());
         }
         if self.mask.is_none() {
             let trie = self.env.tok_trie();

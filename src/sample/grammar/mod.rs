@@ -10,6 +10,7 @@ mod compile;
 mod constraint;
 mod gbnf;
 mod matcher;
+#[cfg_attr(not(target_os = "linux"), path = "no_sandbox.rs")]
 pub mod sandbox;
 mod trigger;
 mod vocabulary;
