@@ -344,3 +344,36 @@ fn trusted_messages_can_write_control_tokens() {
     let server = start(&["-c", "256", "--parallel", "1", "--trust-content"]);
     assert_eq!(tokens_of_a_control_text(&server), 1);
 }
+
+/// The model's own end within its reasoning does not end an answer that must have a form.
+#[test]
+fn a_form_is_not_left_out_in_the_reasoning() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("thinks.jinja");
+    let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
+        {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    let template = template.to_str().unwrap();
+    let server = start(&["-c", "512", "--parallel", "4", "--chat-template", template]);
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0,
+        "maximum": 9}}, "required": ["n"], "additionalProperties": false});
+    let form = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let mut n_whole = 0;
+    for seed in 0..16 {
+        let budget = if seed % 2 == 0 { json!(8) } else { json!(null) };
+        let body = json!({"messages": [{"role": "user", "content": "A number?"}], "seed": seed,
+            "max_tokens": 60, "temperature": 1.0, "response_format": form,
+            "reasoning_budget_tokens": budget});
+        let choice = server.post("/v1/chat/completions", &body).json()["choices"][0].clone();
+        let content = choice["message"]["content"].as_str().unwrap_or_default();
+        match choice["finish_reason"].as_str().unwrap() {
+            "stop" => {
+                let value: Value = serde_json::from_str(content).unwrap();
+                assert!(value["n"].is_u64(), "{choice}");
+                n_whole += 1;
+            }
+            other => assert_eq!(other, "length", "{choice}"),
+        }
+    }
+    assert!(n_whole > 0, "a budget ends the reasoning");
+}

@@ -128,6 +128,39 @@ fn grammars_that_explode_are_bounded() {
 }
 
 /// A template's source is text wherever a request can bring it.
+/// Who sends grammars that take all memory keeps none of it, and takes none from others' grammars.
+#[test]
+fn grammars_leave_nothing_behind() {
+    let server = start(&["-c", "128", "--parallel", "1"]);
+    let ask = |schema: serde_json::Value| {
+        let form = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+        let body = json!({"prompt": "x", "max_tokens": 1, "response_format": form});
+        server.post("/v1/completions", &body)
+    };
+    let bad = |n: usize| {
+        let part = |i: usize| json!({"pattern": format!("a.{{{i}}}b|{n}")});
+        json!({"type": "string", "allOf": (0..60).map(part).collect::<Vec<_>>()})
+    };
+    let good =
+        |n: usize| json!({"type": "object", "properties": {format!("a{n}"): {"type": "integer"}}});
+    let resident = || {
+        let path = format!("/proc/{}/statm", server.child.id());
+        let pages = std::fs::read_to_string(path).unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * rustix::param::page_size()
+    };
+    ask(bad(0)).error(400);
+    assert_eq!(ask(good(0)).status, 200);
+    let before = resident();
+    for n in 1..=40 {
+        let message = ask(bad(n)).error(400);
+        assert!(message.contains("compiling the JSON schema took more than"), "{message}");
+    }
+    let held = resident().saturating_sub(before);
+    assert!(held < 64 << 20, "{} MiB stay", held >> 20);
+    assert_eq!(ask(good(1)).status, 200);
+    is_well(&server);
+}
+
 #[test]
 fn templates_in_requests_are_text() {
     let server = start(&["-c", "512", "--parallel", "1"]);

@@ -102,8 +102,10 @@ impl Scanner {
 
     /// Ends a text that was cut: what may be the beginning of a marker belongs to none of the parts.
     pub fn cut(&mut self) -> Vec<Delta> {
-        if !matches!(self.state, State::Header) && is_marker(&self.held) {
-            self.held.clear();
+        let markers = self.format.map_or_else(Vec::new, Format::markers);
+        let begin = self.held.len() - undecided(&self.held, &markers);
+        if is_marker(&self.held[begin..]) {
+            self.held.truncate(begin);
         }
         self.finish()
     }

@@ -489,7 +489,7 @@ mod tests {
         let grammar = support(format).grammar(&tools, &choice, parallel, &TOKENIZER).unwrap();
         let constraint = GRAMMARS.constraint(&Grammar::Lark(grammar.lark.clone()));
         let constraint = constraint.unwrap_or_else(|e| panic!("{e}: {}", grammar.lark));
-        constraint.after(grammar.trigger.map(String::into_bytes))
+        constraint.after(grammar.trigger.map(String::into_bytes)).resuming()
     }
 
     fn written(format: &ToolFormat, calls: &[(&str, Value)]) -> String {

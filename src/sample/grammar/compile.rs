@@ -124,10 +124,10 @@ fn json_schema(mut schema: Value) -> TopLevelGrammar {
 }
 
 /// Compiles a grammar that was tried out, in a thread of its own.
-pub fn compile(factory: Arc<ParserFactory>, grammar: &Grammar) -> Result<Arc<Compiled>> {
+pub fn compile(factory: Arc<ParserFactory>, grammar: &Grammar) -> Result<Compiled> {
     let grammar = grammar.clone();
     meter::run(WHAT, BOUNDS, move || {
         lower_priority();
-        Compiled::new(&factory, &grammar).map(Arc::new)
+        Compiled::new(&factory, &grammar)
     })
 }

@@ -139,7 +139,7 @@ impl Grammars {
             return Ok(compiled);
         }
         self.sandbox.try_out(self.factory.tok_env().tok_trie(), grammar)?;
-        let compiled = compile(self.factory.clone(), grammar)?;
+        let compiled = Arc::new(compile(self.factory.clone(), grammar)?);
         self.keep(key, compiled.clone());
         Ok(compiled)
     }
