@@ -60,6 +60,16 @@ impl Error {
         }
     }
 
+    /// The same for another request.
+    pub fn again(&self) -> Self {
+        match self {
+            Error::Io { path, source } => {
+                Error::io(path, io::Error::new(source.kind(), source.to_string()))
+            }
+            other => Error::Load(other.to_string()),
+        }
+    }
+
     pub fn invalid(sentence: impl Into<String>) -> Self {
         Error::Invalid(sentence.into())
     }

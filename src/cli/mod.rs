@@ -171,6 +171,10 @@ fn run(cli: Cli, notes: &[String]) -> Result<()> {
     logging::install(&cli.global)?;
     notes.iter().for_each(|note| log::info!("{note}"));
     interrupt::install()?;
+    #[cfg(unix)]
+    if let Err(why) = crate::gguf::report_lost_pages() {
+        log::debug!("files that are cut short will not be named: {why}");
+    }
     dispatch(cli.command)
 }
 

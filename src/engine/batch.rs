@@ -92,7 +92,7 @@ fn eval(
     }
     let mut observer = PassObserver::new(engine, &mut listeners, &cancel);
     let pass = Pass { stack: Stack::Decoder, texts: &mut texts, cancel: cancel.clone() };
-    let result = run(pass, &mut observer);
+    let result = run(pass, &mut observer).and_then(|()| engine.check_files());
     rows.iter_mut().for_each(|row| row.session.end_pass(row.tokens, result.is_ok()));
     result
 }

@@ -33,6 +33,7 @@ impl Session {
         let mut observer = PassObserver::new(&engine, &mut listeners, &cancel);
         let pass = Pass { stack: Stack::Encoder, texts: &mut [text], cancel: cancel.clone() };
         engine.compute.run(&engine.model, pass, &mut observer)?;
+        engine.check_files()?;
         self.n_source = tokens.len();
         Ok(())
     }

@@ -348,6 +348,7 @@ impl Engine {
             options: options.clone(),
             n_ctx: plan.n_ctx,
             plan,
+            changed: OnceLock::new(),
             profile: store.map(|file| ProfileSaver::start(file, learned)),
             next_session: AtomicU32::new(0),
             grammars: OnceLock::new(),

@@ -50,6 +50,7 @@ mod understand;
 mod verification;
 
 use sha2::{Digest, Sha256};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 
@@ -105,6 +106,8 @@ pub struct Engine {
     options: EngineOptions,
     n_ctx: usize,
     plan: MemoryPlan,
+    /// A file of the model that has changed under its weights.
+    changed: OnceLock<PathBuf>,
     profile: Option<ProfileSaver>,
     /// The number of the next session.
     next_session: AtomicU32,
@@ -238,6 +241,25 @@ impl Engine {
     /// depend on those behind it.
     pub(in crate::engine) fn can_verify(&self) -> bool {
         self.encoder().is_none() && self.model.hyper().routing.capacity.is_none()
+    }
+
+    /// Fails once a file that weights are read from is not what it was when it was opened, and from
+    /// then on: what was computed since is not the model's. Weights that are in memory as a whole,
+    /// and adapters, are read no more.
+    pub(in crate::engine) fn check_files(&self) -> Result<()> {
+        if self.plan.place == Place::InPlace && !self.plan.is_mapped {
+            return Ok(());
+        }
+        let mut shards = self.gguf().shards().iter();
+        if self.changed.get().is_none()
+            && let Some(shard) = shards.find(|shard| !shard.is_unchanged())
+        {
+            let _ = self.changed.set(shard.path().to_owned());
+        }
+        let Some(path) = self.changed.get() else { return Ok(()) };
+        let why = "the file has changed since it was loaded: start again with the file as it is to \
+                   be";
+        Err(Error::io(path, std::io::Error::other(why)))
     }
 
     /// Counters of moving experts to where they are computed, since the engine was loaded: to

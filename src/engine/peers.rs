@@ -117,6 +117,7 @@ impl ExpertsWork {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         self.engine.compute.with_cpu(|cpu| {
             let rows = model.experts_for_head(cpu, &self.key, &request, &mut buffers)?;
+            self.engine.check_files()?;
             let width = rows.len() / request.rows.len().max(1);
             Ok(peers::answer(rows, width.max(1)))
         })

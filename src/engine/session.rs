@@ -385,6 +385,7 @@ impl Session {
         let mut observer = PassObserver::new(&engine, &mut listeners, &cancel);
         let pass = Pass { stack: Stack::Decoder, texts: &mut [text], cancel: cancel.clone() };
         let result = engine.compute.run(&engine.model, pass, &mut observer);
+        let result = result.and_then(|()| engine.check_files());
         self.end_pass(tokens, result.is_ok());
         result
     }
@@ -502,6 +503,11 @@ impl Session {
             self.truncate(0);
             self.adapters = scales.into();
         }
+    }
+
+    /// How much of each adapter the text takes.
+    pub(super) fn adapters(&self) -> &Arc<[f32]> {
+        &self.adapters
     }
 
     /// Starts or stops recording the experts that are chosen for evaluated tokens.

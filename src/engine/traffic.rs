@@ -1,7 +1,5 @@
 //! The cost of moving experts.
 
-use std::time::{Duration, Instant};
-
 use super::Engine;
 use crate::experts::Counters;
 use crate::experts::peers::PeerCounters;
@@ -34,6 +32,15 @@ impl ExpertTraffic {
         self.with(other, Counters::plus, PeerCounters::plus)
     }
 
+    /// `n` of `total` equal parts.
+    pub fn part(&self, n: usize, total: usize) -> ExpertTraffic {
+        ExpertTraffic {
+            link: self.link.map(|counters| counters.part(n, total)),
+            disk: self.disk.map(|counters| counters.part(n, total)),
+            peers: self.peers.map(|counters| counters.part(n, total)),
+        }
+    }
+
     fn with(
         &self,
         other: &ExpertTraffic,
@@ -60,18 +67,16 @@ impl Engine {
     }
 }
 
-/// Time and traffic of a phase.
-pub(in crate::engine) struct Clock {
-    start: Instant,
-    before: ExpertTraffic,
-}
+/// Divides traffic among those who cause it: whatever has moved since the last look belongs to the
+/// pass that looks.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct TrafficMeter(Option<ExpertTraffic>);
 
-impl Clock {
-    pub fn start(engine: &Engine) -> Clock {
-        Clock { before: engine.expert_traffic(), start: Instant::now() }
-    }
-
-    pub fn stop(&self, engine: &Engine) -> (Duration, ExpertTraffic) {
-        (self.start.elapsed(), engine.expert_traffic().since(&self.before))
+impl TrafficMeter {
+    /// The traffic since the last look.
+    pub fn take(&mut self, engine: &Engine) -> ExpertTraffic {
+        let now = engine.expert_traffic();
+        let before = self.0.replace(now).unwrap_or(now);
+        now.since(&before)
     }
 }

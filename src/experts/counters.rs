@@ -41,6 +41,11 @@ pub struct Counters {
     pub demand_wait_histogram: [u64; 10],
 }
 
+/// `n` of `total` equal parts of a count.
+pub fn part(value: u64, n: usize, total: usize) -> u64 {
+    (u128::from(value) * n as u128 / total.max(1) as u128) as u64
+}
+
 impl Counters {
     /// The counts since an earlier snapshot. Momentary values stay as they are.
     pub fn since(&self, earlier: &Counters) -> Counters {
@@ -51,6 +56,11 @@ impl Counters {
     /// Both together; what is of the moment is taken of `self`.
     pub fn plus(&self, other: &Counters) -> Counters {
         self.with(other, u64::saturating_add)
+    }
+
+    /// `n` of `total` equal parts. Momentary values stay as they are.
+    pub fn part(&self, n: usize, total: usize) -> Counters {
+        self.with(self, |value, _| part(value, n, total))
     }
 
     /// Those of two tiers side by side: what is of the moment is added up, too.
@@ -64,7 +74,7 @@ impl Counters {
         }
     }
 
-    fn with(&self, other: &Counters, f: fn(u64, u64) -> u64) -> Counters {
+    fn with(&self, other: &Counters, f: impl Fn(u64, u64) -> u64) -> Counters {
         let mut histogram = self.demand_wait_histogram;
         for (mine, others) in histogram.iter_mut().zip(other.demand_wait_histogram) {
             *mine = f(*mine, others);

@@ -2,10 +2,14 @@
 
 use super::detach;
 use super::header::{Header, Metadata, TensorInfo};
+use super::lost_pages::Known;
 use super::overrides::Override;
+use super::stamp::Stamp;
 use super::value::Value;
+use crate::error::sentence;
 use crate::{Error, Result};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,6 +21,10 @@ use std::path::{Path, PathBuf};
 pub struct Shard {
     path: PathBuf,
     file: File,
+    /// The file as it was before anything of it was read.
+    stamp: Stamp,
+    /// Dropped before the map.
+    known: Known,
     /// The file, or, once it is detached, memory of its length.
     map: Mmap,
     /// Metadata and descriptions, from the start of the file.
@@ -33,6 +41,11 @@ impl Shard {
     /// The open file, for reads that bypass the map (streamed experts).
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Whether the file is as it was when it was opened, as far as its size and times tell.
+    pub fn is_unchanged(&self) -> bool {
+        Stamp::of(&self.file).is_ok_and(|now| now == self.stamp)
     }
 
     /// The whole file as mapped; of a detached one, zeros where nothing was kept.
@@ -53,6 +66,7 @@ impl Shard {
     /// Takes memory that has the file's bytes in `kept` for the map.
     pub(super) fn replace_map(&mut self, memory: Mmap, kept: Vec<Range<usize>>) {
         assert_eq!(memory.len(), self.map.len());
+        self.known = Known::none();
         self.map = memory;
         detach::forget_all(self, &kept);
         self.kept = Some(kept);
@@ -81,18 +95,30 @@ impl Shard {
     }
 
     fn map_file(path: &Path, file: File) -> Result<(Shard, Header)> {
+        let stamp = Stamp::of(&file).map_err(|e| Error::io(path, e))?;
         // SAFETY: the map is read-only and private to this value, and `&[u8]` handed out borrows
         // it. What Rust cannot rule out is another process writing to or truncating the file.
         // Changed bytes: everything taken from the map after the checks is either re-checked when
         // used (`ArrayIter`, UTF-8) or plain numbers, for which any bit pattern is valid, so the
-        // result is wrong numbers and not undefined memory. Truncation: the next touch of a lost
-        // page ends the process with SIGBUS. Where everything is computed in place we accept that,
-        // as every program does that maps its model: the alternative is a second copy in memory.
-        // A program that streams experts for as long as it runs calls `Gguf::detached`.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        // result is wrong numbers and not undefined memory; the engine looks at `is_unchanged` and
+        // gives no such result away. Truncation: the next touch of a lost page ends the process
+        // with SIGBUS, and `lost_pages` says why. Where everything is computed in place we accept
+        // that, as every program does that maps its model: the alternative is a second copy in
+        // memory. A program that streams experts for as long as it runs calls `Gguf::detached`.
+        let map = unsafe { Mmap::map(&file) };
+        let map = match map {
+            // FUSE with direct_io has no maps but private ones.
+            Err(e) if e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {
+                // SAFETY: as above.
+                unsafe { MmapOptions::new().map_copy_read_only(&file) }.map_err(|_| e)
+            }
+            map => map,
+        };
+        let map = map.map_err(|e| cannot_map(path, &e))?;
         let header = Header::parse(path, &map, map.len() as u64)?;
         let header_bytes = map.len().min(header.data_offset as usize);
-        Ok((Shard { path: path.to_owned(), file, map, header_bytes, kept: None }, header))
+        let (path, known) = (path.to_owned(), Known::new(path, &map));
+        Ok((Shard { path, file, stamp, known, map, header_bytes, kept: None }, header))
     }
 }
 
@@ -309,6 +335,14 @@ impl Gguf {
         let expected = format!("{expected} tensors in all shards");
         Err(Error::format(self.path(), "split.tensors.count", expected, found.to_string()))
     }
+}
+
+/// The error of a file that cannot be mapped.
+fn cannot_map(path: &Path, e: &io::Error) -> Error {
+    let why = sentence(e);
+    let hint = "its file system does not map files: copy it to a local disk, or mount that one \
+                without direct_io";
+    Error::io(path, io::Error::new(e.kind(), format!("{why}: {hint}")))
 }
 
 /// A file without a name that starts with `bytes`; the rest is a hole.

@@ -16,15 +16,16 @@ use super::pages::Pages;
 use super::parking::Parking;
 use super::passes;
 use super::queue::Queue;
+use super::resting::Resting;
 use super::rows::divide;
 use super::saved_slots::{SlotError, SlotResult};
 use super::slot::Slot;
 use super::status::{Board, Counts, Status};
-use crate::Result;
 use crate::cancel::Cancel;
 use crate::engine::kv_disk::{KvDisk, KvFolder, TextReader};
 use crate::engine::speculation::Gate;
 use crate::engine::{BatchRow, Engine, FinishReason, Outcome, Session};
+use crate::{Error, Result};
 
 /// How long a job waits at most for others to share its prompt's pass with.
 const GATHER_MAX: Duration = Duration::from_millis(25);
@@ -33,10 +34,12 @@ const GATHER_MAX: Duration = Duration::from_millis(25);
 pub struct Core<S> {
     engine: Arc<Engine>,
     budget: KvBudget,
-    pages: Pages,
-    slots: Vec<Slot<S>>,
-    queue: Queue<S>,
-    ledger: Ledger,
+    pub(super) pages: Pages,
+    pub(super) slots: Vec<Slot<S>>,
+    pub(super) queue: Queue<S>,
+    /// Those that rest longest first.
+    pub(super) resting: Vec<Resting<S>>,
+    pub(super) ledger: Ledger,
     board: Board,
 }
 
@@ -84,6 +87,7 @@ impl<S: JobSink> Core<S> {
             budget,
             pages,
             queue: Queue::default(),
+            resting: Vec::new(),
             ledger: Ledger::new(prompt_share),
             board: Board::default(),
         }
@@ -107,7 +111,8 @@ impl<S: JobSink> Core<S> {
 
     /// Adds a job.
     pub fn submit(&mut self, job: Job<S>) {
-        let running = self.slots.iter().filter_map(|slot| slot.job.as_ref());
+        let seated = self.slots.iter().filter_map(|slot| slot.job.as_ref());
+        let running = seated.chain(self.resting.iter().map(|resting| &resting.job));
         let active = running.map(|job| job.owner).chain(self.queue.owners());
         self.ledger.enter(job.owner, &active.collect::<Vec<_>>());
         self.queue.push(job);
@@ -115,7 +120,8 @@ impl<S: JobSink> Core<S> {
 
     /// Whether there is no job.
     pub fn is_idle(&self) -> bool {
-        self.queue.len() == 0 && self.slots.iter().all(|slot| slot.job.is_none())
+        let has_jobs = self.queue.len() > 0 || !self.resting.is_empty();
+        !has_jobs && self.slots.iter().all(|slot| slot.job.is_none())
     }
 
     pub fn n_sessions(&self) -> usize {
@@ -135,6 +141,11 @@ impl<S: JobSink> Core<S> {
         self.slots.iter().filter(|slot| slot.job.is_some()).count()
     }
 
+    /// Jobs whose readers are behind, without a session.
+    pub fn n_resting(&self) -> usize {
+        self.resting.len()
+    }
+
     /// The cancel tokens of the jobs that wait for a session.
     pub fn waiting(&self) -> Vec<Cancel> {
         self.queue.iter().map(|job| job.cancel.clone()).collect()
@@ -143,14 +154,20 @@ impl<S: JobSink> Core<S> {
     /// Cancels every job and ends it.
     pub fn cancel_all(&mut self) {
         self.queue.iter().for_each(|job| job.cancel.cancel());
-        self.slots.iter().filter_map(|slot| slot.job.as_ref()).for_each(|job| job.cancel.cancel());
+        let seated = self.slots.iter().filter_map(|slot| slot.job.as_ref());
+        let resting = self.resting.iter().map(|resting| &resting.job);
+        seated.chain(resting).for_each(|job| job.cancel.cancel());
         self.end_cancelled();
     }
 
     /// Computes a pass; false if there is none to compute now: no job, or only such whose readers
     /// are behind.
     pub fn step(&mut self) -> bool {
+        if let Err(why) = self.engine.check_files() {
+            self.fail_all(&why);
+        }
         self.end_cancelled();
+        self.rest_late();
         self.parking().grow();
         self.admit();
         self.copy_between_sessions();
@@ -181,30 +198,54 @@ impl<S: JobSink> Core<S> {
         is_busy
     }
 
+    /// Ends every job with this error: the model's file has changed. Texts are neither kept nor
+    /// found again from then on.
+    fn fail_all(&mut self, why: &Error) {
+        let again = || why.again();
+        self.pages.forget();
+        for slot in &mut self.slots {
+            slot.end(&self.engine, Err(again()));
+            slot.erase();
+        }
+        let resting = std::mem::take(&mut self.resting);
+        resting.into_iter().for_each(|one| one.job.finish(Err(again()), 0, &self.engine));
+        let waiting = self.queue.take_all();
+        waiting.into_iter().for_each(|mut job| job.sink.finished(Err(again())));
+    }
+
     fn end_cancelled(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.end_if_cancelled(&self.engine));
+        self.end_cancelled_resting();
         for mut job in self.queue.take_cancelled() {
             job.sink.finished(Ok(Outcome::new(FinishReason::Cancelled)));
         }
     }
 
-    /// Lets parked jobs go on, then gives free sessions to waiting ones: each the session that it
-    /// wishes, else the one whose text it continues, else the one that was used least recently.
+    /// Lets parked jobs go on, then gives free sessions to those that have rested and to waiting
+    /// ones, the ones of the owner that has used the least time first.
     fn admit(&mut self) {
         if !self.parking().resume() {
             return;
         }
+        if self.slots.iter().all(|slot| slot.job.is_none()) {
+            // Whatever has moved while there was no job is nobody's.
+            self.ledger.traffic.take(&self.engine);
+        }
         while self.slots.iter().any(|slot| slot.job.is_none()) {
-            let Some((place, job)) = self.queue.next(&self.ledger) else { return };
+            let next = self.queue.next(&self.ledger);
+            if let Some(i) = self.rested().filter(|i| {
+                let used = |owner| self.ledger.used(owner);
+                let rested = used(self.resting[*i].job.owner);
+                next.is_none_or(|(_, job)| rested <= used(job.owner))
+            }) {
+                if self.resume_rested(i).is_none() {
+                    return;
+                }
+                continue;
+            }
+            let Some((place, job)) = next else { return };
             let n_known = self.n_known(job.salt, &job.prompt);
-            let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
-            let best = free.max_by_key(|(_, slot)| {
-                let n = slot.n_common(job.salt, &job.prompt);
-                let is_continued = slot.is_continued(job.salt, &job.prompt);
-                let is_wished = job.slot == Some(slot.id);
-                (is_wished, if is_continued { n } else { 0 }, !slot.last_used)
-            });
-            let Some((i, _)) = best else { return };
+            let Some(i) = self.best_free(job.slot, job.salt, &job.prompt) else { return };
             let (n_text, n_to_come) = (job.prompt.len(), job.generation.n_left());
             if !self.parking().start(i, n_text, n_to_come) {
                 return;
@@ -217,6 +258,33 @@ impl<S: JobSink> Core<S> {
             slot.extend_from_pages(&mut self.pages);
             slot.parts_at(n_known);
         }
+    }
+
+    /// Gives a free session to a job that has rested; `None` if there is no room.
+    fn resume_rested(&mut self, place: usize) -> Option<()> {
+        let Resting { job, salt, .. } = &self.resting[place];
+        let (text, n_to_come) = (job.text(), job.n_to_come());
+        let n_text = text.len();
+        let i = self.best_free(None, *salt, text)?;
+        self.parking().start(i, n_text, n_to_come).then_some(())?;
+        let resting = self.resting.remove(place);
+        self.ledger.counts.n_started += 1;
+        let slot = &mut self.slots[i];
+        slot.last_used = self.ledger.counts.n_started;
+        slot.reseat(resting, &mut self.pages, &self.engine);
+        slot.extend_from_pages(&mut self.pages);
+        Some(())
+    }
+
+    /// The free session for a text: the one that is wished, else the one whose text it continues,
+    /// else the one that was used least recently.
+    fn best_free(&self, wished: Option<usize>, salt: Option<u64>, text: &[u32]) -> Option<usize> {
+        let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
+        let best = free.max_by_key(|(_, slot)| {
+            let n = if slot.is_continued(salt, text) { slot.n_common(salt, text) } else { 0 };
+            (wished == Some(slot.id), n, !slot.last_used)
+        });
+        best.map(|(i, _)| i)
     }
 
     fn parking(&mut self) -> Parking<'_, S> {
@@ -322,6 +390,7 @@ impl<S: JobSink> Core<S> {
 
     /// A slot without a job.
     pub(super) fn free_slot(&mut self, id: usize) -> SlotResult<&mut Slot<S>> {
+        self.engine.check_files().map_err(SlotError::Other)?;
         let slot = self.slots.iter_mut().find(|slot| slot.id == id).ok_or(SlotError::NoText)?;
         if slot.job.is_some() { Err(SlotError::Busy) } else { Ok(slot) }
     }
@@ -351,6 +420,7 @@ impl<S: JobSink> Core<S> {
         self.board.write(Status {
             slots,
             n_queued: self.queue.len(),
+            n_resting: self.resting.len(),
             n_pages: self.pages.len(),
             n_checkpoints: self.pages.n_states(),
             page_bytes: self.pages.n_bytes(),

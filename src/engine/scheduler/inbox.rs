@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::core::Core;
 use super::job::{AnySink, Job};
 use super::saved_slots::BetweenPasses;
 use crate::cancel::Cancel;
@@ -26,6 +27,8 @@ pub struct InboxState<J> {
     /// the others.
     pub waiting: Vec<Cancel>,
     pub n_running: usize,
+    /// Jobs whose readers are behind, without a session.
+    pub n_resting: usize,
 }
 
 impl<J> Default for Inbox<J> {
@@ -38,6 +41,7 @@ impl<J> Default for Inbox<J> {
             is_woken: false,
             waiting: Vec::new(),
             n_running: 0,
+            n_resting: 0,
         };
         Inbox { state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -68,6 +72,14 @@ impl<J> InboxState<J> {
     /// Jobs that are to have a session and have none.
     pub fn n_queued(&self) -> usize {
         self.jobs.len() + self.waiting.iter().filter(|cancel| !cancel.is_cancelled()).count()
+    }
+}
+
+impl<J> InboxState<J> {
+    /// Notes how many jobs the thread has.
+    pub fn look(&mut self, core: &Core<AnySink>) {
+        (self.n_running, self.n_resting) = (core.n_running(), core.n_resting());
+        self.waiting = core.waiting();
     }
 }
 

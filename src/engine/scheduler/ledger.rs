@@ -7,11 +7,13 @@ use super::job::Owner;
 use super::share::Share;
 use super::status::Counts;
 use crate::engine::speculation::Gate;
+use crate::engine::traffic::TrafficMeter;
 
 pub struct Ledger {
     pub share: Share,
     pub counts: Counts,
     pub gate: Gate,
+    pub traffic: TrafficMeter,
     /// Time that owners have used, divided by their weights, in ns.
     used: HashMap<u64, u64>,
 }
@@ -19,7 +21,8 @@ pub struct Ledger {
 impl Ledger {
     pub fn new(prompt_share: f64) -> Ledger {
         let (share, counts) = (Share::new(prompt_share), Counts::default());
-        Ledger { share, counts, gate: Gate::default(), used: HashMap::new() }
+        let (gate, traffic) = (Gate::default(), TrafficMeter::default());
+        Ledger { share, counts, gate, traffic, used: HashMap::new() }
     }
 
     /// An owner brings a job. One that had none counts as if it had used as much as the one of the

@@ -15,6 +15,7 @@ mod pages;
 mod parking;
 mod passes;
 mod queue;
+mod resting;
 mod rows;
 mod running;
 mod saved_slots;

@@ -7,7 +7,7 @@ use super::ledger::Ledger;
 use super::running::Given;
 use super::slot::{PassError, Slot};
 use crate::engine::speculation::PassTime;
-use crate::engine::{BatchRow, Drafted, Engine, Rest};
+use crate::engine::{BatchRow, Drafted, Engine, ExpertTraffic, Rest};
 use crate::{Error, Result};
 
 /// Computes one token of every text that is ready, with `eval_batch`, or of the only one also
@@ -43,6 +43,8 @@ pub fn decode<S: JobSink>(
         unions.for_each(|n| ledger.counts.expert_union.add(f64::from(*n)));
     }
     drop(rows);
+    let traffic = ledger.traffic.take(engine).part(1, ready.len());
+    ready.iter_mut().for_each(|slot| slot.add_traffic(&traffic));
     settle(engine, &mut ready, result);
     ready.iter_mut().for_each(|slot| slot.count_step(&mut ledger.counts));
     let time = start.elapsed();
@@ -114,6 +116,10 @@ pub fn compute_prompts<S: JobSink>(
         rows.push(part.row);
     }
     let (mut start, mut time) = (Instant::now(), Duration::ZERO);
+    let mut traffic: Option<ExpertTraffic> = None;
+    let mut add_traffic = |new: ExpertTraffic| {
+        traffic = Some(traffic.map_or(new, |before| new.plus(&before)));
+    };
     let has_others = others.iter().any(|slot| slot.job.is_some());
     let result = engine.eval_batch_with(&mut rows, has_others, &mut |rest, interlude| {
         if let Rest::Layer(l) = rest {
@@ -125,6 +131,7 @@ pub fn compute_prompts<S: JobSink>(
         if let Some(mut interlude) = interlude {
             time += start.elapsed();
             ledger.share.add_prompt(start.elapsed());
+            add_traffic(ledger.traffic.take(engine));
             decode_while_due(engine, others, ledger, &mut |rows| {
                 interlude.eval_batch(engine, rows)
             });
@@ -132,11 +139,16 @@ pub fn compute_prompts<S: JobSink>(
         }
         Ok(())
     });
+    add_traffic(ledger.traffic.take(engine));
+    let n_all: usize = owners.iter().map(|(_, n)| n).sum();
+    for (job, _, n) in &mut jobs {
+        traffic.iter().for_each(|traffic| job.add_traffic(&traffic.part(*n, n_all)));
+    }
     drop((rows, jobs));
     settle(engine, &mut prompts.iter_mut().collect::<Vec<_>>(), result);
     time += start.elapsed();
     ledger.share.add_prompt(start.elapsed());
-    ledger.counts.add_prompt(time, owners.iter().map(|(_, n)| n).sum());
+    ledger.counts.add_prompt(time, n_all);
     ledger.charge_all(&owners, time);
 }
 

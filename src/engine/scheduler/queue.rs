@@ -45,6 +45,11 @@ impl<S> Queue<S> {
         self.0.remove(place)
     }
 
+    /// Takes out all jobs.
+    pub fn take_all(&mut self) -> VecDeque<Job<S>> {
+        std::mem::take(&mut self.0)
+    }
+
     /// Takes out the jobs that were cancelled.
     pub fn take_cancelled(&mut self) -> VecDeque<Job<S>> {
         if !self.0.iter().any(|job| job.cancel.is_cancelled()) {

@@ -8,10 +8,13 @@ use super::status::{Counts, JobStatus};
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::engine::speculation::{DraftKind, Drafter, NextTokenText};
-use crate::engine::traffic::Clock;
 use crate::engine::{
-    DraftSource, Engine, FinishReason, Generation, Outcome, Phase, Session, SpecMode, Step, Want,
+    DraftSource, Engine, ExpertTraffic, FinishReason, Generation, Outcome, Phase, Session,
+    SpecMode, Step, Want,
 };
+
+/// Time for which a reader may be behind while other jobs wait for the session.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A job between two passes. Its text is the prompt and what was generated; the session may hold
 /// less of it, and the passes to come compute the rest.
@@ -43,7 +46,12 @@ pub struct Running<S> {
     /// The end of the last step of decode, unless the job has rested since.
     last_step: Option<Instant>,
     outcome: Outcome,
-    clock: Clock,
+    /// The beginning of the phase, and its part of what its passes have moved.
+    start: Instant,
+    traffic: ExpertTraffic,
+    /// Time for which the reader was behind, of late, and the last look at it.
+    behind: Duration,
+    last_look: Option<Instant>,
 }
 
 /// The tokens that a pass has given, and the drafts that it has verified.
@@ -93,7 +101,10 @@ impl<S: JobSink> Running<S> {
             given: Given::default(),
             last_step: None,
             outcome,
-            clock: Clock::start(engine),
+            start: Instant::now(),
+            traffic: none_of(engine),
+            behind: Duration::ZERO,
+            last_look: None,
         })
     }
 
@@ -130,6 +141,36 @@ impl<S: JobSink> Running<S> {
 
     pub fn is_full(&self) -> bool {
         self.sink.is_full()
+    }
+
+    /// Looks whether the reader is behind, and whether it has been for so long that another job
+    /// should have the session. A reader that now and then takes a little is behind, too.
+    pub fn look_at_reader(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.last_look.replace(now).unwrap_or(now));
+        self.behind = match self.is_full() {
+            true => (self.behind + passed).min(2 * PATIENCE),
+            false => self.behind.saturating_sub(passed),
+        };
+    }
+
+    /// The time for which the reader has kept the session from others, if that is too long.
+    pub fn is_late(&self) -> Option<Duration> {
+        let is_late = self.behind >= PATIENCE && self.is_full() && !self.in_prompt;
+        is_late.then_some(self.behind)
+    }
+
+    /// The job gives its session to another one: when it has one again there is less patience.
+    pub fn rest(&mut self) {
+        (self.behind, self.last_look) = (PATIENCE - PATIENCE / 5, None);
+        self.drop_drafts();
+        self.forget_step();
+    }
+
+    /// The job has a session again; what it holds of the text stays.
+    pub fn resume(&mut self, slot: usize, session: &mut Session) -> Result<()> {
+        self.slot = slot;
+        session.set_cancel(self.cancel.clone());
+        session.sync(&self.text).map(drop)
     }
 
     /// Plans drafts for a step of decode, `most` at most: those that the gate lets pass.
@@ -288,7 +329,7 @@ impl<S: JobSink> Running<S> {
         let logits = if has_drafts { session.logits_of(i) } else { session.logits() };
         let token = self.generation.choose(logits, &mut self.sink)?;
         if self.in_prompt {
-            self.end_prompt(session, engine);
+            self.end_prompt(session.n_past(), engine);
         }
         self.sink.token(token, self.generation.last_logprob());
         let step = self.generation.accept(token, n_past, &mut self.sink)?;
@@ -317,29 +358,42 @@ impl<S: JobSink> Running<S> {
         self.last_step = None;
     }
 
-    fn end_prompt(&mut self, session: &Session, engine: &Engine) {
+    fn end_prompt(&mut self, n_past: usize, engine: &Engine) {
         self.in_prompt = false;
-        let n_past = if self.has_begun { session.n_past() } else { 0 };
+        let n_past = if self.has_begun { n_past } else { 0 };
         self.outcome.n_prompt += n_past.saturating_sub(self.outcome.n_reused);
-        (self.outcome.prompt_time, self.outcome.prompt_traffic) = self.clock.stop(engine);
-        self.clock = Clock::start(engine);
+        self.outcome.prompt_time = self.start.elapsed();
+        self.outcome.prompt_traffic = std::mem::replace(&mut self.traffic, none_of(engine));
+        self.start = Instant::now();
     }
 
-    /// Ends the job.
-    pub fn finish(mut self, result: Result<FinishReason>, session: &Session, engine: &Engine) {
+    /// Counts the job's part of what a pass has moved.
+    pub fn add_traffic(&mut self, part: &ExpertTraffic) {
+        self.traffic = part.plus(&self.traffic);
+    }
+
+    /// Ends the job, whose session has `n_past` tokens.
+    pub fn finish(mut self, result: Result<FinishReason>, n_past: usize, engine: &Engine) {
         let result = result.and_then(|finish| {
             self.outcome.finish = finish;
             if self.in_prompt {
-                self.end_prompt(session, engine);
+                self.end_prompt(n_past, engine);
             }
             self.outcome.n_generated = self.generation.n_generated();
             self.outcome.stop = self.generation.stop();
             self.generation.finish(&mut self.sink)?;
-            (self.outcome.decode_time, self.outcome.decode_traffic) = self.clock.stop(engine);
+            self.outcome.decode_time = self.start.elapsed();
+            self.outcome.decode_traffic = self.traffic;
             Ok(self.outcome)
         });
         self.sink.finished(result);
     }
+}
+
+/// Traffic of nothing: the links that there are, with counts of 0.
+fn none_of(engine: &Engine) -> ExpertTraffic {
+    let now = engine.expert_traffic();
+    now.since(&now)
 }
 
 /// Drafts of a kind that are worth a pass, of at most `most`.

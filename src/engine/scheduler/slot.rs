@@ -8,11 +8,12 @@ use super::kv_budget::Holder;
 use super::ledger::Ledger;
 use super::marks::Marks;
 use super::pages::{Load, PAGE, Pages};
+use super::resting::Resting;
 use super::running::{Given, Running};
 use super::status::{Counts, SlotStatus};
 use crate::engine::kv_disk::TextReader;
 use crate::engine::session::n_common;
-use crate::engine::{BatchRow, Engine, FinishReason, Session};
+use crate::engine::{BatchRow, Engine, ExpertTraffic, FinishReason, Session};
 use crate::{Error, Result};
 
 pub struct Slot<S> {
@@ -111,6 +112,36 @@ impl<S: JobSink> Slot<S> {
         self.marks.iter_mut().for_each(Marks::clear);
         self.is_parked = self.job.is_some();
         self.forget_step();
+    }
+
+    /// Takes the session from the job, which rests until its reader has caught up.
+    pub fn unseat(&mut self, pages: &mut Pages) -> Option<Resting<S>> {
+        self.empty(pages);
+        self.is_parked = false;
+        let mut job = self.job.take()?;
+        job.rest();
+        self.is_saved = true;
+        Some(Resting { job, salt: self.salt, adapters: self.session.adapters().clone() })
+    }
+
+    /// Gives the session to a job that has rested; what it drops of its text goes to `pages`.
+    pub fn reseat(&mut self, resting: Resting<S>, pages: &mut Pages, engine: &Engine) {
+        let Resting { mut job, salt, adapters } = resting;
+        if self.n_common(salt, job.text()) < self.session.n_past() {
+            self.keep_text(pages);
+        }
+        if salt.is_none() || salt != self.salt {
+            self.session.truncate(0);
+            self.salt = salt;
+        }
+        self.session.set_adapters(&adapters);
+        match job.resume(self.id, &mut self.session) {
+            Ok(()) => self.job = Some(job),
+            Err(why) => job.finish(Err(why), self.session.n_past(), engine),
+        }
+        self.marks.iter_mut().for_each(Marks::clear);
+        self.session.give_back();
+        (self.n_saved, self.is_saved) = (0, false);
     }
 
     /// The salt of the session's text, if it is to be used again.
@@ -367,6 +398,11 @@ impl<S: JobSink> Slot<S> {
         }
     }
 
+    /// As [`Running::add_traffic`].
+    pub fn add_traffic(&mut self, part: &ExpertTraffic) {
+        self.job.iter_mut().for_each(|job| job.add_traffic(part));
+    }
+
     /// As [`Running::count_stall`].
     pub fn count_stall(&self, start: Instant, counts: &mut Counts) {
         self.job.iter().for_each(|job| job.count_stall(start, counts));
@@ -391,7 +427,7 @@ impl<S: JobSink> Slot<S> {
     /// Ends the job; the session keeps its text for the next one.
     pub fn end(&mut self, engine: &Engine, result: Result<FinishReason>) {
         if let Some(job) = self.job.take() {
-            job.finish(result, &self.session, engine);
+            job.finish(result, self.session.n_past(), engine);
             self.session.give_back();
             (self.room, self.lent) = (self.session.n_past(), 0);
             (self.load, self.n_saved) = (None, 0);

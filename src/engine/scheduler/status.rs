@@ -14,6 +14,8 @@ pub struct Status {
     pub slots: Vec<SlotStatus>,
     /// Jobs that wait for a session.
     pub n_queued: usize,
+    /// Jobs whose readers are behind, without a session.
+    pub n_resting: usize,
     /// Pages of texts that no session holds, states of texts, and the bytes of both.
     pub n_pages: usize,
     pub n_checkpoints: usize,
@@ -25,9 +27,9 @@ pub struct Status {
 }
 
 impl Status {
-    /// Jobs that wait for memory of their sessions.
+    /// Jobs that have begun and wait: for memory of their sessions, or for their readers.
     pub fn n_parked(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.is_parked).count()
+        self.slots.iter().filter(|slot| slot.is_parked).count() + self.n_resting
     }
 }
 
@@ -54,7 +56,7 @@ pub struct Counts {
     /// Jobs that got a session, and tokens of their prompts that it held already.
     pub n_started: u64,
     pub n_reused: u64,
-    /// Times that a job was parked, as older ones needed its memory.
+    /// Times that a job was parked, as older ones needed its memory or its reader was behind.
     pub n_parked: u64,
     /// Layers of prompts' passes.
     pub n_prompt_layers: u64,

@@ -158,7 +158,8 @@ impl Scheduler {
     /// Whether no job is left.
     pub fn is_idle(&self) -> bool {
         let inbox = self.inbox.lock();
-        inbox.jobs.is_empty() && inbox.waiting.is_empty() && inbox.n_running == 0
+        let n_begun = inbox.n_running + inbox.n_resting;
+        inbox.jobs.is_empty() && inbox.waiting.is_empty() && n_begun == 0
     }
 }
 
@@ -206,14 +207,14 @@ fn run(mut core: Core<AnySink>, inbox: &Inbox<Job<AnySink>>) {
             while let Some(job) = state.jobs.pop_front() {
                 core.submit(job);
             }
-            (state.n_running, state.waiting) = (core.n_running(), core.waiting());
+            state.look(&core);
             if state.is_over {
                 break;
             }
         }
         let is_busy = core.step();
         let mut state = inbox.lock();
-        (state.n_running, state.waiting) = (core.n_running(), core.waiting());
+        state.look(&core);
         if !is_busy && state.jobs.is_empty() && !state.is_woken && !state.is_over {
             state = match core.is_idle() && !core.is_saving() {
                 true => inbox.changed.wait(state).unwrap_or_else(PoisonError::into_inner),

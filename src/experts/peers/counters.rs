@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::experts::counters;
+
 /// Counts since the head was started, or over a span of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerCounters {
@@ -34,6 +36,11 @@ impl PeerCounters {
     /// The counts since `before`.
     pub fn since(&self, before: &PeerCounters) -> PeerCounters {
         self.with(before, |now, before| now - before)
+    }
+
+    /// `n` of `total` equal parts.
+    pub fn part(&self, n: usize, total: usize) -> PeerCounters {
+        self.with(self, |value, _| counters::part(value, n, total))
     }
 
     /// The sums of two spans.

@@ -88,6 +88,12 @@ impl Pages {
         Pages { keeps_pages: false, ..Pages::new(most_bytes) }
     }
 
+    /// Drops all texts, and reads and writes none on disk any more.
+    pub fn forget(&mut self) {
+        (self.pages, self.states, self.n_bytes) = (HashMap::new(), HashMap::new(), 0);
+        (self.disk, self.most_bytes) = (None, 0);
+    }
+
     pub fn len(&self) -> usize {
         self.pages.len()
     }
