@@ -10,6 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// Whether SIGHUP asks for something else than the end, and whether it came.
+static HANGUP_IS_TAKEN: AtomicBool = AtomicBool::new(false);
+static HANGUP: AtomicBool = AtomicBool::new(false);
 static CODE: AtomicI32 = AtomicI32::new(CTRL_C);
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
@@ -51,7 +54,7 @@ fn end() -> ! {
 /// ctrlc does not tell these two from Ctrl-C, so they are waited for here.
 #[cfg(unix)]
 mod termination {
-    use super::{GRACE, ask, end};
+    use super::{GRACE, HANGUP, HANGUP_IS_TAKEN, ask, end};
     use nix::sys::signal::{SigSet, Signal};
     use std::io;
     use std::sync::atomic::Ordering;
@@ -67,6 +70,10 @@ mod termination {
         signals.thread_block()?;
         let wait = move || {
             while let Ok(signal) = signals.wait() {
+                if signal == Signal::SIGHUP && HANGUP_IS_TAKEN.load(Ordering::SeqCst) {
+                    HANGUP.store(true, Ordering::SeqCst);
+                    continue;
+                }
                 ask(128 + signal as i32);
                 // The work may be waiting for a user who types.
                 let late = || {
@@ -96,6 +103,16 @@ mod termination {
             assert_eq!(super::ignored("SigIgn:\tx\n"), 0);
         }
     }
+}
+
+/// From now on SIGHUP does not end the program: [`take_hangup`] tells of it.
+pub fn take_over_hangup() {
+    HANGUP_IS_TAKEN.store(true, Ordering::SeqCst);
+}
+
+/// Whether SIGHUP came since the last call.
+pub fn take_hangup() -> bool {
+    HANGUP.swap(false, Ordering::SeqCst)
 }
 
 /// Whether a signal came since the start or the last `clear`.

@@ -173,6 +173,7 @@ impl BatchArgs {
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),
+            body_ram: RamBudget::Bytes(0),
             n_checkpoints: 0,
             n_batch: self.batch_size,
             n_ubatch: self.ubatch_size,

@@ -101,7 +101,9 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(path) = &args.listen.ready_file {
         serve::write_ready(path, url)?;
     }
-    server.wait();
+    let ListenArgs { api_key, api_key_file, .. } = &args.listen;
+    let new_keys = || serve::keys(api_key, api_key_file.as_deref());
+    server.wait(api_key_file.as_ref().map(|_| &new_keys as _));
     Ok(())
 }
 

@@ -92,10 +92,42 @@ impl log::Log for Messages {
 }
 
 fn line(record: &Record<'_>, has_colours: bool) -> String {
+    let text = one_line(record.args().to_string());
     match record.level() {
         level @ (Level::Error | Level::Warn | Level::Info) => {
-            format!("{}{}", out::kind(level, has_colours), record.args())
+            format!("{}{text}", out::kind(level, has_colours))
         }
-        _ => format!("[{}] {}", record.target(), record.args()),
+        _ => format!("[{}] {text}", record.target()),
+    }
+}
+
+/// A message on one line. Clients and files put their texts into messages: a line's end of theirs
+/// would begin a line that looks like ours, and an escape would reach the terminal.
+fn one_line(text: String) -> String {
+    let is_control =
+        |c: char| (c.is_control() && c != '\t') || ['\u{2028}', '\u{2029}'].contains(&c);
+    if !text.contains(is_control) {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_control(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_stay_on_their_line() {
+        let of = |text: &str| one_line(text.into());
+        assert_eq!(of("a\tb äöü \u{1f600}"), "a\tb äöü \u{1f600}");
+        assert_eq!(of("a\nINFO b\r\x1b[31m\0"), "a\\nINFO b\\r\\u{1b}[31m\\u{0}");
+        assert_eq!(of("\u{85}\u{2028}x"), "\\u{85}\\u{2028}x");
     }
 }

@@ -63,10 +63,15 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
         n => format!("memory, for {n} texts of {} tokens at a time", plan.n_ctx),
     };
     out.push(line("KV cache", sizes.kv_bytes, &note));
+    if sizes.body_bytes > 0 {
+        let note = "memory, for bodies of requests and what is read of them (--body-ram)";
+        out.push(line("requests", sizes.body_bytes, note));
+    }
     let note = format!("memory, for {} tokens of a prompt at once (-ub)", sizes.n_ubatch);
     out.push(line("buffers", sizes.buffer_bytes, &note));
     let available = sizes.available.map(|bytes| format!("of {} available", at_most(bytes)));
-    let together = in_memory + sizes.dense_bytes + sizes.kv_bytes + sizes.buffer_bytes;
+    let texts = sizes.kv_bytes + sizes.body_bytes;
+    let together = in_memory + sizes.dense_bytes + texts + sizes.buffer_bytes;
     out.push(line("together", together, &available.unwrap_or_default()));
 }
 
@@ -126,6 +131,7 @@ mod tests {
             slot_bytes: 2600 * MIB,
             dense_bytes: 250 * MIB,
             kv_bytes: 64 * MIB,
+            body_bytes: 0,
             buffer_bytes: 36 * MIB,
             n_ubatch: 512,
             minimum_bytes: 21 * MIB + MIB / 2 + 1,
@@ -141,6 +147,7 @@ mod tests {
             n_sessions: 1,
             n_ctx_all: 2048,
             page_bytes: 0,
+            body_bytes: 0,
             n_ubatch: 512,
             n_moe_layers: 8,
             n_experts: 128,
@@ -168,6 +175,15 @@ bandwidth
 bandwidth
 least budget             21.6 MiB  smallest --ram";
         assert_eq!(text(&plan(Place::Streamed { budget: 1300 * MIB })), expected);
+    }
+
+    #[test]
+    fn memory_of_requests_is_said() {
+        let mut plan = plan(Place::InPlace);
+        plan.sizes.body_bytes = 512 * MIB;
+        let text = text(&plan);
+        let expected = "requests                512.0 MiB  memory, for bodies of requests";
+        assert!(text.contains(expected) && text.contains("together                 3.34 GiB"));
     }
 
     /// Half of the bytes are less than half of the slots where these are padded much.

@@ -13,7 +13,10 @@ use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
-use crate::server::{self, Address, Defaults, Keys, Loaded, LogRequests, Server, ServerOptions};
+use crate::server::{
+    self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
+    ServerOptions,
+};
 use crate::units::size;
 use crate::{Error, Result, interrupt};
 use std::path::{Path, PathBuf};
@@ -109,7 +112,8 @@ struct AccessArgs {
     #[arg(long, value_name = "KEY,…", value_delimiter = ',', env = "MOEBA_API_KEY")]
     #[arg(hide_env_values = true)]
     api_key: Vec<String>,
-    /// File of keys, a line each: KEY [NAME] [weight=N] [max-parallel=N] [priority]
+    /// File of keys, a line each: KEY [NAME] [weight=N] [max-parallel=N] [priority]; SIGHUP reads
+    /// it again
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Listen for other machines without a key
@@ -127,6 +131,41 @@ struct AccessArgs {
     /// Largest body of a request: bytes with K, M or G
     #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = body_size)]
     max_body: usize,
+    /// Memory for bodies of all requests and for what is read of them: bytes with K, M or G, or
+    /// auto, which is an eighth of what is available, from 16M to 512M. A body has a quarter at most
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = body_ram)]
+    #[arg(env = "MOEBA_BODY_RAM")]
+    body_ram: RamBudget,
+    /// Open connections; 0: 1024 more than requests may wait and run. Idle ones and slow bodies
+    /// make room for new ones
+    #[arg(long, value_name = "N", default_value = "0", value_parser = connections)]
+    max_connections: usize,
+    /// Connections of one address. Programs of this machine and trusted proxies have no such limit,
+    /// but each client behind them
+    #[arg(long, value_name = "N", default_value = "64", value_parser = connections_per_address)]
+    max_connections_per_address: usize,
+    /// Addresses of proxies whose X-Forwarded-For says who the client is, as 10.0.0.1 or 10.0.0.0/8;
+    /// this machine's are trusted anyway
+    #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
+    trusted_proxy: Vec<Network>,
+}
+
+fn body_ram(text: &str) -> Parsed<RamBudget> {
+    match text.trim() {
+        "auto" => Ok(RamBudget::Auto),
+        other => match body_size(other) {
+            Ok(bytes) if bytes >= 1 << 20 => Ok(RamBudget::Bytes(bytes as u64)),
+            _ => Err("expected auto or bytes from 1M to 1G".into()),
+        },
+    }
+}
+
+fn connections(text: &str) -> Parsed<usize> {
+    values::integer(text, 0, 1_000_000)
+}
+
+fn connections_per_address(text: &str) -> Parsed<usize> {
+    values::integer(text, 1, 1_000_000)
 }
 
 #[derive(clap::Args, Debug)]
@@ -333,7 +372,9 @@ pub fn run(args: Args) -> Result<()> {
     server.open(loaded)?;
     lines.iter().for_each(|line| out::note(line));
     args.tell_where(&server)?;
-    server.wait();
+    let AccessArgs { api_key, api_key_file, .. } = &args.access;
+    let new_keys = || keys(api_key, api_key_file.as_deref());
+    server.wait(api_key_file.as_ref().map(|_| &new_keys as _));
     Ok(())
 }
 
@@ -353,6 +394,7 @@ impl Args {
             strict_model: self.listen.strict_model,
             allow_priority: self.access.allow_priority,
             max_body: self.access.max_body,
+            connections: self.connections(),
             ping: u64::try_from(self.answers.sse_ping_interval).ok().and_then(time),
             grace: Duration::from_secs(self.listen.grace),
             slots: self.listen.slots || !self.listen.no_slots,
@@ -361,6 +403,16 @@ impl Args {
             only_experts: false,
             log_requests: self.listen.log_requests,
         })
+    }
+
+    fn connections(&self) -> ConnectionLimits {
+        let AccessArgs { max_connections, max_connections_per_address, .. } = self.access;
+        let n_waiting = self.load.queue + self.load.parallel.0.unwrap_or(MAX_AUTO_PARALLEL);
+        ConnectionLimits {
+            most: if max_connections > 0 { max_connections } else { 1024 + n_waiting },
+            most_per_address: max_connections_per_address,
+            proxies: self.access.trusted_proxy.clone(),
+        }
     }
 
     /// The folder for the texts of slots, which is there and can be written to.
@@ -429,9 +481,18 @@ impl Args {
             // 0 stands for the model's own.
             let n_ctx = if self.load.ctx_size > 0 { n_ctx.max(1) } else { 0 };
             let options = self.batch.options(n_ctx, self.threads.count());
-            let (page_ram, exact) = (self.load.kv_ram, self.load.exact);
+            let (page_ram, body_ram) = (self.load.kv_ram, self.access.body_ram);
+            let exact = self.load.exact;
             let predicts_next = self.spec.mode != SpecMode::Off;
-            EngineOptions { n_sessions: n, kv_unified, page_ram, exact, predicts_next, ..options }
+            EngineOptions {
+                n_sessions: n,
+                kv_unified,
+                page_ram,
+                body_ram,
+                exact,
+                predicts_next,
+                ..options
+            }
         };
         match self.load.parallel {
             Parallel(Some(n)) => Ok(with(n)),
@@ -551,6 +612,9 @@ pub fn write_ready(path: &Path, url: &str) -> Result<()> {
     Ok(())
 }
 
+/// Texts at a time at most, unless more are asked for.
+const MAX_AUTO_PARALLEL: usize = 8;
+
 /// Texts at a time where all experts are in memory.
 const IN_MEMORY: usize = 4;
 
@@ -559,7 +623,7 @@ fn sessions(plan: &MemoryPlan) -> usize {
     let experts = plan.sizes.expert_bytes;
     let in_vram = plan.device.as_ref().map_or(0, |part| part.plan.expert_budget_bytes());
     match plan.place {
-        _ if experts > 0 && in_vram >= experts => 8,
+        _ if experts > 0 && in_vram >= experts => MAX_AUTO_PARALLEL,
         Place::Streamed { .. } if plan.resident_share() < 1.0 => 1,
         _ => IN_MEMORY,
     }

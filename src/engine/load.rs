@@ -1,5 +1,6 @@
 //! From a file to an engine: understand, plan, then take memory.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
@@ -30,6 +31,9 @@ const MAX_CTX: usize = 1 << 24;
 
 /// Memory for pages at most, unless more is asked for.
 const MAX_PAGE_BYTES: u64 = 8 << 30;
+
+/// Memory for bodies of requests, unless another one is asked for.
+const BODY_BYTES: RangeInclusive<u64> = 16 << 20..=512 << 20;
 
 /// A model that is understood and planned for, with no memory committed yet.
 struct Prepared {
@@ -77,10 +81,12 @@ impl Prepared {
                 at_most(available)
             )));
         }
-        let page_bytes = page_bytes(&bound, options, available, kv_bytes);
+        let body_bytes = body_bytes(&bound, options, available, kv_bytes);
+        let page_bytes = page_bytes(&bound, options, available, kv_bytes + body_bytes);
         let kv_bytes = kv_bytes + page_bytes;
         let Context { of_session: n_ctx, of_all: n_ctx_all } = context;
-        let plan = MemoryPlan::new(&bound, options, n_ctx, kv_bytes, available, device)?;
+        let plan =
+            MemoryPlan::new(&bound, options, n_ctx, (kv_bytes, body_bytes), available, device)?;
         let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
         Ok(Prepared { bound, tokenizer, plan, devices })
     }
@@ -110,11 +116,33 @@ fn page_bytes(
         return 0;
     }
     let usual = (available / 8).min(MAX_PAGE_BYTES);
-    // A sixteenth is for buffers.
-    let taken = bound.gguf().n_bytes() + kv_bytes + available / 16;
-    let room = available.checked_sub(taken);
+    let room = room_beside(bound, available, kv_bytes);
     let pages = options.page_ram.bytes(available).unwrap_or(usual.min(room.unwrap_or(usual)));
     pages + checkpoint_bytes(hyper, options, available)
+}
+
+/// What is left of the available memory beside a model in memory and `kv_bytes`; `None` if it does
+/// not fit there.
+fn room_beside(bound: &Bound, available: u64, kv_bytes: u64) -> Option<u64> {
+    // A sixteenth is for buffers.
+    available.checked_sub(bound.gguf().n_bytes() + kv_bytes + available / 16)
+}
+
+/// Memory for bodies of requests. Unless it is given, it leaves a model in memory that fits there,
+/// but for some MiB.
+fn body_bytes(
+    bound: &Bound,
+    options: &EngineOptions,
+    available: Option<u64>,
+    kv_bytes: u64,
+) -> u64 {
+    let Some(available) = available else {
+        return options.body_ram.bytes(0).unwrap_or(*BODY_BYTES.end());
+    };
+    let usual = available / 8;
+    let room = room_beside(bound, available, kv_bytes);
+    let fitting = usual.min(room.unwrap_or(usual)).clamp(*BODY_BYTES.start(), *BODY_BYTES.end());
+    options.body_ram.bytes(available).unwrap_or(fitting)
 }
 
 /// Memory for the states that are asked for; a model without any needs none.

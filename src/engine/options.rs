@@ -33,6 +33,9 @@ pub struct EngineOptions {
     /// Memory for keys and values of texts that no session holds any more (`--kv-ram`). `Auto`: an
     /// eighth of what is available, and at most 8 GiB.
     pub page_ram: RamBudget,
+    /// Memory for bodies of requests and for what is read of them (`--body-ram`). `Auto`: an eighth
+    /// of what is available, from 16 MiB to 512 MiB.
+    pub body_ram: RamBudget,
     /// States of its text that a [`Generator`](super::Generator) keeps, if the model has any: a
     /// prompt that parts from the text is computed from one of them on. Fewer where memory is
     /// tight.
@@ -120,6 +123,7 @@ impl Default for EngineOptions {
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),
+            body_ram: RamBudget::Bytes(0),
             n_checkpoints: 0,
             n_batch: 2048,
             n_ubatch: None,

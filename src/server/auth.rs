@@ -172,6 +172,15 @@ impl Keys {
         Ok(())
     }
 
+    /// Lets keys that were there before keep the count of their requests.
+    pub fn go_on_from(&mut self, before: &Keys) {
+        for key in &mut self.0 {
+            if let Some(old) = before.0.iter().find(|old| old.hash == key.hash) {
+                key.n_running = old.n_running.clone();
+            }
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,5 +1,7 @@
 //! Errors as clients get them: a status, and a body in the wire format of the route.
 
+use std::time::Duration;
+
 use hyper::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 
@@ -111,6 +113,8 @@ pub struct ApiError {
     pub param: Option<String>,
     /// Seconds after which another try makes sense.
     pub retry_after: Option<u64>,
+    /// The same in milliseconds, where it is known better.
+    pub retry_after_ms: Option<u64>,
     /// Methods that the route has.
     pub allow: Option<&'static str>,
     /// Further members of the body.
@@ -125,9 +129,17 @@ impl ApiError {
             message: message.into(),
             param: None,
             retry_after: None,
+            retry_after_ms: None,
             allow: None,
             details: Vec::new(),
         }
+    }
+
+    /// The error of a request that may come again after this time.
+    pub fn after(self, time: Duration) -> ApiError {
+        let ms = time.as_millis() as u64;
+        let retry_after = Some(ms.div_ceil(1000).max(1));
+        ApiError { retry_after, retry_after_ms: Some(ms.max(1)), ..self }
     }
 
     /// A field that has no sense.
@@ -250,7 +262,8 @@ impl ApiError {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
-            headers.insert("retry-after-ms", (seconds * 1000).into());
+            let ms = self.retry_after_ms.unwrap_or(seconds * 1000);
+            headers.insert("retry-after-ms", ms.into());
         }
         if self.kind == Kind::Authentication {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

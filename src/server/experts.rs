@@ -256,6 +256,7 @@ fn memory(plan: &MemoryPlan) -> Value {
         "dense": plan.sizes.dense_bytes,
         "kv": plan.sizes.kv_bytes - plan.page_bytes.min(plan.sizes.kv_bytes),
         "pages": plan.page_bytes,
+        "bodies": plan.body_bytes,
         "buffers": plan.sizes.buffer_bytes,
         "available": plan.sizes.available,
         "devices": plan.device.as_ref().map_or(json!([]), device),

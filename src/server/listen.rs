@@ -1,25 +1,29 @@
 //! Sockets: where the server listens, and one task for each connection.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hyper::body::Incoming;
+use hyper::body::{Bytes, Frame, Incoming, SizeHint};
+use hyper::http::{Extensions, Response};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep};
 
 use super::App;
-use super::limits;
+use super::body::Body;
 use super::router::{self, Peer};
+use super::sockets::{Activity, Answering, Socket};
+use super::{limits, proxy};
 use crate::{Error, Result};
 
 /// The place at which a server listens.
@@ -103,21 +107,18 @@ impl Listener {
 
     /// Takes connections until the task is aborted.
     pub async fn run(self, app: Arc<App>, stop: watch::Receiver<bool>) {
+        let mut failures = Failures::default();
         match self {
             Listener::Tcp(listener, _) => loop {
-                let (stream, address) = match listener.accept().await {
-                    Ok(accepted) => accepted,
-                    Err(e) => {
-                        refused(&e).await;
-                        continue;
-                    }
-                };
-                accept_tcp(stream, address.ip(), &app, &stop);
+                match listener.accept().await {
+                    Ok((stream, address)) => accept_tcp(stream, address.ip(), &app, &stop),
+                    Err(e) => failures.wait(&e).await,
+                }
             },
             Listener::Unix(listener, _) => loop {
                 match listener.accept().await {
-                    Ok((stream, _)) => accept_unix(stream, &app, &stop),
-                    Err(e) => refused(&e).await,
+                    Ok((stream, _)) => accept(stream, Peer::default(), &app, &stop),
+                    Err(e) => failures.wait(&e).await,
                 }
             },
         }
@@ -139,62 +140,138 @@ fn remove_stale(path: &Path) -> Result<()> {
     }
 }
 
-/// Accepting fails when there are too many open files: a while later some are closed.
-async fn refused(error: &io::Error) {
-    log::warn!("cannot accept a connection: {error}");
-    sleep(Duration::from_millis(50)).await;
+/// Failures to accept a connection. They come without end while too many files are open.
+#[derive(Default)]
+struct Failures {
+    /// When the log last told of some, and how many there were since.
+    told: Option<Instant>,
+    n_untold: usize,
+}
+
+/// The shortest time between two messages about connections that cannot be accepted.
+const QUIET: Duration = Duration::from_secs(10);
+
+impl Failures {
+    /// Waits: a while later some files are closed.
+    async fn wait(&mut self, error: &io::Error) {
+        self.n_untold += 1;
+        if self.is_to_be_told(Instant::now()) {
+            log::warn!("cannot accept a connection ({} tries): {error}", self.n_untold);
+            self.n_untold = 0;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+
+    fn is_to_be_told(&mut self, now: Instant) -> bool {
+        let is_due = self.told.is_none_or(|told| now.saturating_duration_since(told) >= QUIET);
+        if is_due {
+            self.told = Some(now);
+        }
+        is_due
+    }
 }
 
 fn accept_tcp(stream: TcpStream, address: IpAddr, app: &Arc<App>, stop: &watch::Receiver<bool>) {
-    let Some(socket) = app.sockets.enter(Some(address)) else {
-        app.metrics.add_rejected("sockets");
-        let full = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n\
-                     connection: close\r\n\r\n";
-        // A new connection has room for this; if not, it is closed all the same.
-        let _ = stream.try_write(full);
-        return;
-    };
     let local = stream.local_addr().ok().map(|local| local.ip());
     let _ = stream.set_nodelay(true);
-    let peer = Peer { address: Some(address), local };
-    let (app, stop) = (app.clone(), stop.clone());
-    tokio::spawn(async move {
-        serve(stream, peer, app, stop).await;
-        drop(socket);
-    });
+    accept(stream, Peer { address: Some(address), local }, app, stop);
 }
 
-fn accept_unix(stream: UnixStream, app: &Arc<App>, stop: &watch::Receiver<bool>) {
-    let Some(socket) = app.sockets.enter(None) else { return };
-    let (app, stop) = (app.clone(), stop.clone());
-    tokio::spawn(async move {
-        serve(stream, Peer::default(), app, stop).await;
-        drop(socket);
-    });
-}
-
-/// Serves a connection's requests until it ends, or until the one that is under way when the
-/// server stops.
-async fn serve<I>(stream: I, peer: Peer, app: Arc<App>, mut stop: watch::Receiver<bool>)
+/// Serves a connection if there is a place for it; if there is none, it is told so, or closed where
+/// too many are being told already.
+fn accept<I>(stream: I, peer: Peer, app: &Arc<App>, stop: &watch::Receiver<bool>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let is_trusted = proxy::is_trusted(peer.address, &app.options.connections.proxies);
+    let address = peer.address.map(|ip| ip.to_canonical()).filter(|_| !is_trusted);
+    let socket = app.sockets.enter(address);
+    if socket.as_ref().is_none_or(|socket| socket.is_refused) {
+        app.metrics.add_rejected("sockets");
+    }
+    let Some(socket) = socket else { return };
+    tokio::spawn(serve(stream, peer, Arc::new(socket), app.clone(), stop.clone()));
+}
+
+/// The body of an answer, and what lasts as long as the answer does.
+struct Tracked {
+    body: Body,
+    _answer: Answering,
+    _extensions: Extensions,
+}
+
+impl Tracked {
+    fn new(response: Response<Body>, answer: Answering) -> Response<Tracked> {
+        let (mut parts, body) = response.into_parts();
+        let extensions = std::mem::take(&mut parts.extensions);
+        let tracked = Tracked { body, _answer: answer, _extensions: extensions };
+        Response::from_parts(parts, tracked)
+    }
+}
+
+impl hyper::body::Body for Tracked {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Serves a connection's requests until it ends, or until the one that is under way when the
+/// server stops, or another connection gets the place.
+async fn serve<I>(
+    stream: I,
+    peer: Peer,
+    socket: Arc<Socket>,
+    app: Arc<App>,
+    mut stop: watch::Receiver<bool>,
+) where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let activity = socket.activity.clone();
+    let stream = TokioIo::new(Timed::new(stream, activity.clone()));
+    let is_refused = socket.is_refused;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let app = app.clone();
-        async move { Ok::<_, std::convert::Infallible>(router::answer(app, peer, request).await) }
+        let (app, socket) = (app.clone(), socket.clone());
+        async move {
+            let answering = socket.activity.answer();
+            let response = router::answer(app, peer, &socket, request).await;
+            Ok::<_, Infallible>(Tracked::new(response, answering))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits::HEADER_TIME)
+        .header_read_timeout(if is_refused { limits::REFUSED_TIME } else { limits::HEADER_TIME })
+        .keep_alive(!is_refused)
         .max_headers(limits::MAX_HEADERS)
         .max_header_size(limits::MAX_HEADER_BYTES)
         .max_buf_size(2 * limits::MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(Timed::new(stream)), service);
+        .serve_connection(stream, service);
     let mut connection = pin!(connection);
     let mut stopped = pin!(async move { stop.wait_for(|stop| *stop).await.is_ok() });
-    let mut is_told = false;
+    let mut evicted = pin!(activity.evicted());
+    let (mut is_told, mut is_evicted) = (false, false);
     let end = std::future::poll_fn(|cx| {
-        if !is_told && stopped.as_mut().poll(cx).is_ready() {
+        let mut is_over = !is_told && stopped.as_mut().poll(cx).is_ready();
+        if !is_evicted && let Poll::Ready(is_idle) = evicted.as_mut().poll(cx) {
+            if is_idle {
+                return Poll::Ready(Ok(()));
+            }
+            (is_evicted, is_over) = (true, true);
+        }
+        if is_over && !is_told {
             is_told = true;
             connection.as_mut().graceful_shutdown();
         }
@@ -210,11 +287,12 @@ struct Timed<I> {
     stream: I,
     /// When a write that waits is given up.
     deadline: Option<Pin<Box<Sleep>>>,
+    activity: Arc<Activity>,
 }
 
 impl<I> Timed<I> {
-    fn new(stream: I) -> Timed<I> {
-        Timed { stream, deadline: None }
+    fn new(stream: I, activity: Arc<Activity>) -> Timed<I> {
+        Timed { stream, deadline: None, activity }
     }
 
     /// The result of a write, or an error if it waits for too long.
@@ -224,6 +302,7 @@ impl<I> Timed<I> {
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if result.is_ready() {
+            self.activity.wrote();
             self.deadline = None;
             return result;
         }
@@ -273,5 +352,18 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Timed<I> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_told_now_and_then() {
+        let (mut failures, start) = (Failures::default(), Instant::now());
+        let told =
+            (0..1200).filter(|i| failures.is_to_be_told(start + Duration::from_millis(50 * i)));
+        assert_eq!(told.count(), 6);
     }
 }

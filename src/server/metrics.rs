@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::events::Finish;
 use super::service::Service;
-use crate::engine::scheduler::{Counts, Histogram, SECONDS, Status};
+use crate::engine::scheduler::{Counts, Histogram, SECONDS, SlotStatus, Status};
 use crate::engine::{DraftSource, Drafted};
 
 /// Counts since the start.
@@ -116,7 +116,8 @@ impl Metrics {
         let status = service.scheduler.status();
         let counts = status.counts;
         let n_parked = status.n_parked();
-        let n_running = status.slots.iter().filter(|slot| slot.job.is_some()).count() - n_parked;
+        let is_running = |slot: &&SlotStatus| slot.job.is_some() && !slot.is_parked;
+        let n_running = status.slots.iter().filter(is_running).count();
         let n_past: usize = status.slots.iter().map(|slot| slot.n_past).sum();
         let most = status.slots.iter().map(|slot| slot.n_past).max().unwrap_or(0) as f64;
         let room = service.engine().plan().n_ctx_all.max(1);
@@ -151,9 +152,9 @@ impl Metrics {
         }
         let n_queued = status.n_queued as f64;
         one(out, "moeba_queue_length", g, "Requests that wait.", n_queued);
-        let help = "Requests that wait for memory that older ones have.";
-        one(out, "moeba_parked", g, help, n_parked as f64);
-        let help = "Times that a request had to wait for such memory.";
+        let help = "Requests that have begun and wait for memory or for their readers.";
+        one(out, "moeba_requests_parked", g, help, n_parked as f64);
+        let help = "Times that a request that had begun had to wait.";
         one(out, "moeba_parked_total", c, help, counts.n_parked as f64);
         let used = n_past as f64 / room as f64;
         one(out, "moeba_kv_cache_usage_ratio", g, "Part of the caches that is used.", used);

@@ -9,6 +9,7 @@
 mod adapters;
 mod api;
 mod auth;
+mod bodies;
 mod body;
 mod collect;
 mod digest;
@@ -26,6 +27,7 @@ mod origin;
 mod page;
 mod peer;
 mod prompt;
+mod proxy;
 mod random;
 mod replay;
 mod report;
@@ -34,12 +36,13 @@ mod router;
 mod service;
 mod sink;
 mod slots;
+mod sockets;
 mod sse;
 mod status;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -48,8 +51,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 pub use auth::Keys;
+pub use limits::ConnectionLimits;
 pub use listen::Address;
 pub use origin::Allowed;
+pub use proxy::Network;
 pub use report::LogRequests;
 pub use service::Defaults;
 
@@ -62,13 +67,13 @@ use auth::Failures;
 use errors::{ApiError, ApiResult};
 use experts::Viewers;
 use fields::Fields;
-use limits::Sockets;
 use listen::Listener;
 use metrics::Metrics;
 use model::ModelInfo;
 use peer::PeerService;
 use prompt::Templates;
 use service::Service;
+use sockets::Sockets;
 
 /// How a server listens and whom it serves.
 #[derive(Debug)]
@@ -87,6 +92,7 @@ pub struct ServerOptions {
     pub allow_priority: bool,
     /// Bytes of a request's body.
     pub max_body: usize,
+    pub connections: ConnectionLimits,
     /// The longest silence of a stream; `None` is any.
     pub ping: Option<Duration>,
     /// Time that requests have to end when the server stops.
@@ -116,6 +122,7 @@ impl ServerOptions {
             strict_model: false,
             allow_priority: false,
             max_body: MAX_EXPERTS_BYTES,
+            connections: ConnectionLimits::default(),
             ping: None,
             grace: Duration::ZERO,
             slots: false,
@@ -147,6 +154,8 @@ pub struct Loaded {
 pub struct App {
     options: ServerOptions,
     allowed: Allowed,
+    /// Those that are valid now.
+    keys: RwLock<Arc<Keys>>,
     failures: Failures,
     metrics: Arc<Metrics>,
     viewers: Viewers,
@@ -181,6 +190,16 @@ impl App {
         }
     }
 
+    fn keys(&self) -> Arc<Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The time after which a request that has no place now should come again.
+    fn time_to_wait(&self) -> Duration {
+        let service = self.service.get();
+        service.map_or(Duration::from_secs(1), |service| service.scheduler.time_to_wait())
+    }
+
     /// Counts the fields of a request that have no meaning here.
     fn note_unknown(&self, fields: &Fields<'_>) {
         let unknown = fields.unknown();
@@ -196,6 +215,21 @@ pub fn needs_key() -> Error {
     let why = "other machines could use the server: give --api-key, or --insecure if that is what \
                you want";
     Error::Usage(why.into())
+}
+
+/// Lets the process have as many open files as connections and a model need, as far as the system
+/// does: its usual 1024 are for programs that wait with select.
+fn allow_files(n_connections: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    let wanted = n_connections as u64 + 512;
+    if let Some(current) = now.current.filter(|current| *current < wanted) {
+        let most = now.maximum.map_or(wanted, |maximum| wanted.min(maximum));
+        let raised = Rlimit { current: Some(most.max(current)), maximum: now.maximum };
+        if setrlimit(Resource::Nofile, raised).is_err() || most < wanted {
+            log::debug!("{most} files may be open: fewer connections than {n_connections}");
+        }
+    }
 }
 
 /// A server that listens.
@@ -215,7 +249,7 @@ const N_BLOCKING: usize = 16 + 144;
 
 impl Server {
     /// Opens the socket and answers on it.
-    pub fn bind(options: ServerOptions) -> Result<Server> {
+    pub fn bind(mut options: ServerOptions) -> Result<Server> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(N_BLOCKING)
@@ -236,13 +270,18 @@ impl Server {
             origins: lower(&options.origins),
             has_keys: !options.keys.is_empty(),
         };
+        let limits = &options.connections;
+        let sockets = Sockets::new(limits.most, limits.most_per_address);
+        allow_files(limits.most);
+        let keys = RwLock::new(Arc::new(std::mem::take(&mut options.keys)));
         let app = Arc::new(App {
             options,
             allowed,
+            keys,
             failures: Failures::default(),
             metrics: Arc::default(),
             viewers: Viewers::default(),
-            sockets: Sockets::default(),
+            sockets,
             service: OnceLock::new(),
             peer: OnceLock::new(),
             progress: AtomicU32::new(0),
@@ -289,12 +328,31 @@ impl Server {
         self.app.loaded().map_or("exact", |service| status::deterministic(&service))
     }
 
-    /// Serves until a signal asks the program to end, then stops.
-    pub fn wait(self) {
+    /// Serves until a signal asks the program to end, then stops. On SIGHUP the keys are those of
+    /// `new_keys`, if it is there and gives some.
+    pub fn wait(self, new_keys: Option<&dyn Fn() -> Result<Keys>>) {
+        if new_keys.is_some() {
+            interrupt::take_over_hangup();
+        }
         while !interrupt::is_set() {
             std::thread::sleep(Duration::from_millis(50));
+            if let Some(new_keys) = new_keys.filter(|_| interrupt::take_hangup()) {
+                match new_keys() {
+                    Ok(keys) => self.set_keys(keys),
+                    Err(why) => log::warn!("the keys stay as they are: {why}"),
+                }
+            }
         }
         self.stop();
+    }
+
+    /// Replaces the keys. Those that are gone are refused from now on, and their requests that run
+    /// go on.
+    fn set_keys(&self, mut keys: Keys) {
+        let mut place = self.app.keys.write().unwrap_or_else(PoisonError::into_inner);
+        keys.go_on_from(&place);
+        log::info!("{} keys are valid now", keys.len());
+        *place = Arc::new(keys);
     }
 
     /// Takes no more requests, lets those that were taken end for a while, and ends.

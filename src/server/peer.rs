@@ -72,9 +72,9 @@ pub async fn experts(call: &mut Call) -> ApiResult<Response<Body>> {
     }
     let _running = call.client.enter()?;
     let open = peer.enter()?;
-    let request = call.read_body().await?;
+    let request = call.read_body(None).await?;
     let work = move || {
-        let computed = open.0.work.compute(&request);
+        let computed = open.0.work.compute(&request.bytes);
         drop(open);
         computed
     };

@@ -3,26 +3,25 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Bytes;
+use hyper::HeaderMap;
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::http::{HeaderValue, Method, Response, StatusCode, header};
 use serde_json::Value;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::App;
 use super::api::{anthropic, chat, completions, models, native, ollama, responses, text};
 use super::auth::Client;
 use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
-use super::limits::BODY_TIME;
-use super::report::{LogRequests, Report};
+use super::report::Report;
 use super::service::Service;
-use super::{adapters, experts, openapi, origin, page, peer, random, replay, slots, status};
+use super::sockets::{Activity, Place, Socket};
+use super::{adapters, experts, openapi, origin, page, peer, proxy, random, replay, slots, status};
 use crate::engine::{EXPERTS_ROUTE, GREETING_ROUTE};
 
-/// The other end of a connection; a socket of this machine has no addresses.
+/// The other end of a connection, or a client behind it; a socket of this machine has no addresses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
     pub address: Option<IpAddr>,
@@ -36,7 +35,8 @@ pub struct Call {
     pub client: Client,
     pub id: String,
     pub parts: Parts,
-    body: Option<Incoming>,
+    pub(super) body: Option<Incoming>,
+    pub activity: Arc<Activity>,
     /// Taken by answers that are streamed.
     pub report: Option<Report>,
 }
@@ -188,12 +188,13 @@ pub const ROUTES: &[Route] = &[
 pub async fn answer(
     app: Arc<App>,
     peer: Peer,
+    socket: &Socket,
     request: hyper::Request<Incoming>,
 ) -> Response<Body> {
     let id = random::name("req_");
     let path = trimmed(request.uri().path()).to_owned();
     let wire = Wire::of(&path);
-    let mut response = respond(app, peer, request, &path, &id).await;
+    let mut response = respond(app, peer, socket, request, &path, &id).await;
     if let Ok(id) = HeaderValue::from_str(&id) {
         let headers = response.headers_mut();
         if wire == Wire::Anthropic {
@@ -207,6 +208,7 @@ pub async fn answer(
 async fn respond(
     app: Arc<App>,
     peer: Peer,
+    socket: &Socket,
     request: hyper::Request<Incoming>,
     path: &str,
     id: &str,
@@ -215,6 +217,10 @@ async fn respond(
     let (wire, route) = (Wire::of(path), find(path));
     let pattern = route.map_or("other", |route| route.path);
     let mut report = Report::new(&app.metrics, app.options.log_requests, id, pattern);
+    let (peer, place) = match admit(&app, peer, socket, &parts.headers) {
+        Ok(admitted) => admitted,
+        Err(error) => return finished(error.response(wire, id), &app, None, report),
+    };
     let checked = check(&app, peer, &parts, path).await;
     let (origin, mut client) = match checked {
         Ok(checked) => checked,
@@ -234,12 +240,63 @@ async fn respond(
         id: id.to_owned(),
         parts,
         body: Some(body),
+        activity: socket.activity.clone(),
         report: Some(report),
     };
-    let (response, report) = handle(call, route, path, wire).await;
+    let (mut response, report) = handle(call, route, path, wire).await;
+    // It goes with the answer.
+    response.extensions_mut().insert(place.map(Arc::new));
     match report {
         Some(report) => finished(response, &app, origin, report),
         None => with_headers(response, origin),
+    }
+}
+
+/// Whether a request has a place, and a form that proxies and this server read alike; then the
+/// client, also one behind a proxy, and its place.
+fn admit(
+    app: &App,
+    peer: Peer,
+    socket: &Socket,
+    headers: &HeaderMap,
+) -> ApiResult<(Peer, Option<Place>)> {
+    let full = |message: String| {
+        let error = ApiError::new(Kind::Overloaded, "too_many_connections", message);
+        error.after(app.time_to_wait())
+    };
+    if socket.is_refused {
+        return Err(full("The server has no place for more connections. Try again later.".into()));
+    }
+    check_coding(headers)?;
+    let proxies = &app.options.connections.proxies;
+    let client = Peer { address: proxy::client(peer.address, headers, proxies), ..peer };
+    let is_behind = client.address != peer.address.map(|ip| ip.to_canonical());
+    let address =
+        client.address.filter(|_| is_behind && !proxy::is_trusted(client.address, proxies));
+    let Some(address) = address else { return Ok((client, None)) };
+    let place = app.sockets.place(address);
+    let most = app.sockets.most_per_address();
+    let message = || format!("{address} has {most} requests here already. Try again later.");
+    place.map(|place| (client, Some(place))).ok_or_else(|| full(message()))
+}
+
+/// Refuses bodies in codings that are not read. A proxy may see another end of such a body.
+fn check_coding(headers: &HeaderMap) -> ApiResult<()> {
+    let lines = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let lines: Vec<&str> = lines.map(|line| line.to_str().unwrap_or("?")).collect();
+    let all: Vec<&str> = lines.iter().flat_map(|line| line.split(',')).map(str::trim).collect();
+    let is_chunked = |coding: &&str| coding.eq_ignore_ascii_case("chunked");
+    match &all[..] {
+        [] => Ok(()),
+        [one] if is_chunked(one) => Ok(()),
+        all if all.iter().all(is_chunked) => {
+            let message = "Transfer-Encoding: chunked may be there once";
+            Err(ApiError::new(Kind::Body(400), "invalid_transfer_encoding", message))
+        }
+        _ => {
+            let message = "Transfer-Encoding: only chunked is read";
+            Err(ApiError::new(Kind::Body(501), "unsupported_transfer_encoding", message))
+        }
     }
 }
 
@@ -315,10 +372,11 @@ async fn check(
     }
     let origin = app.allowed.check_origin(&parts.headers)?;
     let is_public = is_public(path) || is_page;
-    if app.options.keys.is_empty() || is_public || parts.method == Method::OPTIONS {
+    let keys = app.keys();
+    if keys.is_empty() || is_public || parts.method == Method::OPTIONS {
         return Ok((origin, Client::at(peer.address)));
     }
-    if let Some(client) = given_keys(parts).find_map(|key| app.options.keys.find(key)) {
+    if let Some(client) = given_keys(parts).find_map(|key| keys.find(key)) {
         return Ok((origin, client));
     }
     match app.failures.add(peer.address) {
@@ -439,62 +497,6 @@ impl Call {
     pub fn service(&self) -> ApiResult<Arc<Service>> {
         self.app.service()
     }
-
-    /// Reads the body as JSON and runs `work` on it, on a thread that may take its time.
-    pub async fn with_body<T: Send + 'static>(
-        &mut self,
-        work: impl FnOnce(&Value, &Arc<Service>) -> ApiResult<T> + Send + 'static,
-    ) -> ApiResult<T> {
-        let service = self.service()?;
-        let bytes = self.read_body().await?;
-        if self.app.options.log_requests == LogRequests::Full {
-            log::info!("{} {}", self.id, String::from_utf8_lossy(&bytes));
-        }
-        let work = move || {
-            let value: Value = serde_json::from_slice(&bytes).map_err(|e| {
-                let message = format!("the request's body is no JSON: {e}");
-                ApiError::new(Kind::Invalid, "invalid_json", message)
-            })?;
-            work(&value, &service)
-        };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(_) => Err(ApiError::server("the request could not be read: see the messages")),
-        }
-    }
-
-    /// Reads the body, which has a bound in bytes and in time.
-    pub async fn read_body(&mut self) -> ApiResult<Bytes> {
-        let most = self.app.options.max_body;
-        let headers = &self.parts.headers;
-        let encoding = headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes);
-        if encoding.is_some_and(|encoding| encoding != b"identity") {
-            let message = "compressed bodies are not read: send it as it is";
-            return Err(ApiError::new(Kind::Body(415), "unsupported_encoding", message));
-        }
-        let too_large = || {
-            let message = format!("the body has more than {most} bytes: see --max-body");
-            ApiError::new(Kind::Body(413), "body_too_large", message)
-        };
-        let length =
-            headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse().ok());
-        if length.is_some_and(|length: u64| length > most as u64) {
-            return Err(too_large());
-        }
-        let Some(body) = self.body.take() else { return Ok(Bytes::new()) };
-        match timeout(BODY_TIME, Limited::new(body, most).collect()).await {
-            Ok(Ok(collected)) => Ok(collected.to_bytes()),
-            Ok(Err(e)) if e.is::<LengthLimitError>() => Err(too_large()),
-            Ok(Err(_)) => {
-                let message = "the body has ended early";
-                Err(ApiError::new(Kind::Body(400), "incomplete_body", message))
-            }
-            Err(_) => {
-                let message = "the body took too long";
-                Err(ApiError::new(Kind::Body(408), "body_timeout", message))
-            }
-        }
-    }
 }
 
 /// A response with this JSON.
@@ -508,6 +510,21 @@ pub fn json(value: &Value) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bodies_have_one_coding() {
+        let of = |lines: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(header::TRANSFER_ENCODING, line.parse().unwrap());
+            }
+            check_coding(&headers).map_err(|error| error.status(Wire::OpenAi)).err()
+        };
+        assert_eq!((of(&[]), of(&["chunked"]), of(&[" Chunked"])), (None, None, None));
+        assert_eq!((of(&["gzip, chunked"]), of(&["gzip", "chunked"])), (Some(501), Some(501)));
+        assert_eq!((of(&["chunked, chunked"]), of(&["chunked"; 2])), (Some(400), Some(400)));
+        assert_eq!((of(&["identity"]), of(&["\u{e4}"])), (Some(501), Some(501)));
+    }
 
     #[test]
     fn routes_are_found_with_and_without_a_slash_at_the_end() {

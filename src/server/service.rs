@@ -8,6 +8,7 @@ use tokio::time::timeout_at;
 
 use super::adapters::{self, AdapterScales};
 use super::auth::{Client, Running};
+use super::bodies::Bodies;
 use super::digest::{number_of, sha256};
 use super::errors::{ApiError, ApiResult, Kind};
 use super::events::{Event, Receiver, Sender, channel};
@@ -36,6 +37,8 @@ pub struct Service {
     pub info: ModelInfo,
     pub defaults: Defaults,
     pub adapters: AdapterScales,
+    /// Memory for requests' bodies.
+    pub bodies: Bodies,
     /// Jobs that are not done.
     open: Mutex<Vec<OpenJob>>,
     /// Times in which grammars were compiled.
@@ -106,7 +109,8 @@ impl Service {
         let compile_times = Mutex::new(Histogram::new(&SECONDS));
         let open = Mutex::default();
         let adapters = AdapterScales::of(engine);
-        Ok(Service { scheduler, templates, info, defaults, adapters, open, compile_times })
+        let bodies = Bodies::new(engine.plan().body_bytes);
+        Ok(Service { scheduler, templates, info, defaults, adapters, bodies, open, compile_times })
     }
 
     pub fn engine(&self) -> &Arc<Engine> {
@@ -329,7 +333,7 @@ impl Service {
         match self.scheduler.submit(jobs) {
             Ok(()) => Ok(answer),
             Err(Refused::Closed) => Err(ApiError::shutting_down()),
-            Err(Refused::QueueFull { n_queued, seconds }) => Err(queue_full(n_queued, seconds)),
+            Err(Refused::QueueFull { n_queued, wait }) => Err(queue_full(n_queued, wait)),
         }
     }
 
@@ -412,13 +416,14 @@ fn json_schema(form: &Grammar) -> Option<Value> {
     }
 }
 
-fn queue_full(n_queued: usize, seconds: u64) -> ApiError {
+fn queue_full(n_queued: usize, wait: Duration) -> ApiError {
+    let seconds = wait.as_secs_f64().ceil() as u64;
     let message = format!(
         "The server is overloaded: {n_queued} requests wait. Please try again in {seconds} s."
     );
     let error = ApiError::new(Kind::Overloaded, "server_overloaded", message);
     let details = vec![("n_queued", n_queued.into()), ("retry_after", seconds.into())];
-    ApiError { retry_after: Some(seconds), details, ..error }
+    ApiError { details, ..error.after(wait) }
 }
 
 impl Answer {
@@ -468,7 +473,7 @@ impl Answer {
             true => ("timeout", format!("the request took more than {seconds} s: see --timeout")),
         };
         let error = ApiError::new(Kind::Overloaded, code, message);
-        ApiError { retry_after: Some(10), ..error }
+        error.after(self.service.scheduler.time_to_wait())
     }
 
     fn cancel(&self) {

@@ -11,7 +11,9 @@ use common::{moeba, repo};
 use moeba::chat::ChatTemplate;
 use moeba::engine::scheduler::SchedulerOptions;
 use moeba::engine::{Engine, EngineOptions, SpecMode};
-use moeba::server::{Address, Defaults, Keys, Loaded, LogRequests, ServerOptions};
+use moeba::server::{
+    Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, ServerOptions,
+};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
@@ -35,6 +37,7 @@ pub fn options() -> ServerOptions {
         strict_model: false,
         allow_priority: false,
         max_body: 1 << 20,
+        connections: ConnectionLimits::default(),
         ping: None,
         grace: Duration::ZERO,
         metrics: true,

@@ -37,6 +37,8 @@ pub struct MemoryPlan {
     /// Memory for keys and values of texts that no session holds, and for states of texts, counted
     /// with the KV cache.
     pub page_bytes: u64,
+    /// Memory for bodies of requests and for what is read of them; 0 where nothing is served.
+    pub body_bytes: u64,
     /// Tokens of a prompt that are computed at once, where it has as many. If `-ub` does not say
     /// how many: 512 as in llama.cpp, but where the CPU computes routed experts up to 2,048, as
     /// memory allows, so that each expert is unpacked, or comes from disk, a quarter as often.
@@ -161,7 +163,7 @@ impl MemoryPlan {
         model: &Bound,
         options: &EngineOptions,
         n_ctx: usize,
-        kv_bytes: u64,
+        (kv_bytes, body_bytes): (u64, u64),
         available: Option<u64>,
         device: Option<DevicePart>,
     ) -> Result<MemoryPlan> {
@@ -178,6 +180,7 @@ impl MemoryPlan {
             // Where experts are streamed they stay in memory, also what a device has a copy of.
             dense_bytes,
             kv_bytes,
+            body_bytes,
             buffer_bytes: match cuts {
                 true => {
                     let n = tokens(n_ubatch);
@@ -207,6 +210,7 @@ impl MemoryPlan {
             n_sessions: options.n_sessions.max(1),
             n_ctx_all: n_ctx * options.n_sessions.max(1),
             page_bytes: 0,
+            body_bytes,
             n_ubatch,
             n_moe_layers: routed().count(),
             n_experts: hyper.routing.n_experts,

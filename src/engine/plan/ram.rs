@@ -79,6 +79,8 @@ pub struct Sizes {
     pub slot_bytes: u64,
     pub dense_bytes: u64,
     pub kv_bytes: u64,
+    /// Bodies of a server's requests and what is read of them.
+    pub body_bytes: u64,
     /// Activations of a micro-batch, while a prompt is computed.
     pub buffer_bytes: u64,
     pub n_ubatch: usize,
@@ -112,7 +114,7 @@ fn head_room(available: u64) -> u64 {
 fn left_for_experts(available: u64, sizes: &Sizes) -> u64 {
     let head_room = head_room(available);
     let buffers = sizes.buffer_bytes.saturating_sub(head_room / 2);
-    let others = sizes.dense_bytes + sizes.kv_bytes + buffers;
+    let others = sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes + buffers;
     available.saturating_sub(head_room).saturating_sub(others)
 }
 
@@ -159,7 +161,7 @@ pub fn check_copy(io: IoKind, sizes: &Sizes) -> Result<()> {
             "--io mmap computes on the mapped file, and --no-mmap does not: give one of the two";
         return Err(Error::Usage(why.into()));
     }
-    let needed = sizes.expert_bytes + sizes.dense_bytes + sizes.kv_bytes;
+    let needed = sizes.expert_bytes + sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes;
     match sizes.available.filter(|available| *available < needed) {
         None => Ok(()),
         Some(available) => Err(Error::invalid(format!(
@@ -326,6 +328,7 @@ mod tests {
             slot_bytes: 1010 * MIB,
             dense_bytes: 100 * MIB,
             kv_bytes: 300 * MIB,
+            body_bytes: 0,
             buffer_bytes: 0,
             n_ubatch: 512,
             minimum_bytes: 40 * MIB,

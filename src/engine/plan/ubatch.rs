@@ -94,6 +94,7 @@ mod tests {
             slot_bytes: 1010 * MIB,
             dense_bytes: 100 * MIB,
             kv_bytes: 300 * MIB,
+            body_bytes: 0,
             buffer_bytes: n as u64 * MIB,
             n_ubatch: n,
             minimum_bytes: 40 * MIB,

@@ -3,19 +3,27 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::inbox::Inbox;
 use super::job::{AnySink, Job, JobSink};
 use super::saved_slots::BetweenPasses;
-use super::status::{Board, Status};
+use super::status::{Board, Counts, Status};
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::{Engine, FinishReason, Outcome};
 use crate::{Error, Result};
 
 /// The interval at which jobs whose readers are behind are checked, if nothing wakes the thread.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Bounds of the time after which a refused job should come again: clients of OpenAI and Anthropic
+/// heed no more than a minute.
+const MIN_WAIT: Duration = Duration::from_millis(100);
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
+/// The time of a job where none has ended.
+const UNKNOWN_TIME: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulerOptions {
@@ -38,8 +46,9 @@ impl Default for SchedulerOptions {
 /// Why a job was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The queue is full. About `seconds` pass until it has room, as far as the rates so far tell.
-    QueueFull { n_queued: usize, seconds: u64 },
+    /// The queue is full. About `wait` passes until it has room for this job and for those that
+    /// were refused before, as far as the rates so far tell.
+    QueueFull { n_queued: usize, wait: Duration },
     /// The scheduler takes no more jobs.
     Closed,
 }
@@ -51,6 +60,8 @@ pub struct Scheduler {
     board: Board,
     options: SchedulerOptions,
     next_id: AtomicU64,
+    /// When the last one that was refused should come again.
+    last_turn: Mutex<Option<Instant>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -86,6 +97,7 @@ impl Scheduler {
             board,
             options,
             next_id: AtomicU64::new(1),
+            last_turn: Mutex::default(),
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -121,8 +133,8 @@ impl Scheduler {
             job.sink.finished(Ok(Outcome::new(FinishReason::Cancelled)));
         }
         if !has_room {
-            let seconds = seconds_to_wait(&self.board.read(), n_queued, self.options.n_parallel);
-            return Err(Refused::QueueFull { n_queued, seconds });
+            let wait = self.time_to_wait();
+            return Err(Refused::QueueFull { n_queued, wait });
         }
         self.wake();
         Ok(())
@@ -153,6 +165,22 @@ impl Scheduler {
     /// Takes no more jobs; those that were taken go on.
     pub fn close(&self) {
         self.inbox.lock().is_closed = true;
+    }
+
+    /// The time after which a job that has no place now should come again. Each one that asks is
+    /// told a later one: they would all come at once.
+    pub fn time_to_wait(&self) -> Duration {
+        let (inbox, counts) = (self.inbox.lock(), self.board.read().counts);
+        let n_before = inbox.n_queued() + 1;
+        drop(inbox);
+        let each = time_of_a_job(&counts);
+        let now = Instant::now();
+        let mut last = self.last_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = each.saturating_mul(u32::try_from(n_before).unwrap_or(u32::MAX));
+        let behind = last.map_or(Duration::ZERO, |last| last.saturating_duration_since(now) + each);
+        let wait = first.max(behind).clamp(MIN_WAIT, MAX_WAIT);
+        *last = Some(now + wait);
+        wait
     }
 
     /// Whether no job is left.
@@ -187,12 +215,13 @@ impl Drop for Scheduler {
     }
 }
 
-/// Seconds until a session is free for another job, by the time that jobs have taken so far.
-fn seconds_to_wait(status: &Status, n_queued: usize, n_parallel: usize) -> u64 {
-    let counts = status.counts;
-    let busy = (counts.prompt_ns + counts.decode_ns) as f64 / 1e9;
-    let each = busy / counts.n_started.max(1) as f64;
-    (each * (n_queued + 1) as f64 / n_parallel.max(1) as f64).ceil().clamp(1.0, 120.0) as u64
+/// The time that a job keeps others waiting, as jobs so far tell.
+fn time_of_a_job(counts: &Counts) -> Duration {
+    let busy = counts.prompt_ns + counts.decode_ns;
+    match busy.checked_div(counts.n_started) {
+        Some(ns) if ns > 0 => Duration::from_nanos(ns),
+        _ => UNKNOWN_TIME,
+    }
 }
 
 fn run(mut core: Core<AnySink>, inbox: &Inbox<Job<AnySink>>) {
