@@ -1,9 +1,10 @@
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::{command, read, start};
+use crate::support::{command, read, start, start_logged};
 
 fn get(server: &crate::support::Server, host: &str, more: &str) -> u16 {
     let head = format!("GET /v1/models HTTP/1.1\r\nConnection: close\r\n{host}{more}\r\n");
@@ -104,4 +105,54 @@ fn a_socket_of_this_machine_is_served_and_removed() {
     server.signal("TERM");
     assert!(server.child.wait().unwrap().success());
     assert!(!path.exists());
+}
+
+#[test]
+fn keys_are_read_again_on_sighup() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    std::fs::write(&file, "first\nsecond\n").unwrap();
+    let path = file.display().to_string();
+    let mut server = start(&["-c", "64", "--parallel", "1", "--api-key-file", &path]);
+    let with = |key: &str| {
+        let head = server.head("GET", "/v1/models", &format!("Authorization: Bearer {key}\r\n"));
+        server.send(head).status
+    };
+    let becomes = |key: &str, status: u16| {
+        let end = Instant::now() + Duration::from_secs(10);
+        while with(key) != status {
+            assert!(Instant::now() < end, "{key} is not {status}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    assert_eq!((with("first"), with("third")), (200, 401));
+    std::fs::write(&file, "second\nthird\n").unwrap();
+    server.signal("HUP");
+    becomes("third", 200);
+    assert_eq!((with("first"), with("second")), (401, 200));
+    // A file that is no such file leaves the keys as they are.
+    for wrong in ["", "key weight=0\n"] {
+        std::fs::write(&file, wrong).unwrap();
+        server.signal("HUP");
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!((with("third"), with("first")), (200, 401));
+    }
+    server.signal("TERM");
+    assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn bodies_in_the_log_stay_on_their_line() {
+    let args = ["-c", "64", "--parallel", "1", "--log-requests", "full", "-v"];
+    let mut server = start_logged(&args);
+    let mut stderr = server.child.stderr.take().unwrap();
+    let text = "{\"content\": \"x\",\n\"\u{1b}[31m\": 0}\nreq_FAKE 200\r\n";
+    server.post_text("/tokenize", text);
+    server.post_text("/tokenize", "{\"content\": \"x\",\n\"a\\nreq_FAKE2\\u001b\": 0}");
+    server.signal("TERM");
+    let mut log = String::new();
+    stderr.read_to_string(&mut log).unwrap();
+    assert!(log.contains("req_FAKE 200\\r\\n") && log.contains("\\u{1b}[31m"), "{log}");
+    assert!(!log.contains('\u{1b}'), "{log}");
+    assert!(!log.lines().any(|line| line.starts_with("req_FAKE")), "{log}");
 }

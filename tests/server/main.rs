@@ -24,6 +24,9 @@ mod diffusion;
 // A disk that fails under a server.
 mod faults;
 
+// A model's file that changes under the server.
+mod files;
+
 // Texts that outlive the server.
 mod kv_disk;
 
@@ -32,6 +35,9 @@ mod hostile;
 
 // The end of a server with its parent's, and what servers must have in common.
 mod lifeline;
+
+// What clients take from each other: memory of bodies, places, slots, time.
+mod limits;
 
 // Cancelling, a full queue, the end of the server.
 mod load;

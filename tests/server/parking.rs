@@ -50,7 +50,7 @@ fn texts_share_the_context_and_are_parked_when_it_is_full() {
         });
     }
     assert!(series(&server, "moeba_parked_total") >= 1.0);
-    assert_eq!(series(&server, "moeba_parked"), 0.0);
+    assert_eq!(series(&server, "moeba_requests_parked"), 0.0);
     assert!(series(&server, "moeba_kv_cache_usage_ratio") <= 1.0);
     // One text may have all, and none may have more.
     let long = vec![7; 44];

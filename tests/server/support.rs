@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,8 +96,13 @@ pub fn model() -> PathBuf {
 
 /// `moeba serve` on a free port, with these further arguments.
 pub fn command(folder: &TempDir, args: &[&str]) -> Command {
+    command_of(&model(), folder, args)
+}
+
+/// The same with another model.
+fn command_of(model: &Path, folder: &TempDir, args: &[&str]) -> Command {
     let mut command = moeba();
-    command.arg("serve").arg(model()).args(["--port", "0", "-t", "2", "--ready-file"]);
+    command.arg("serve").arg(model).args(["--port", "0", "-t", "2", "--ready-file"]);
     command.arg(folder.path().join("url")).args(args);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
@@ -113,8 +118,13 @@ pub fn start(args: &[&str]) -> Server {
 
 /// The same, whose stderr the caller reads.
 pub fn start_logged(args: &[&str]) -> Server {
+    start_of(&model(), args)
+}
+
+/// The same with another model.
+pub fn start_of(model: &Path, args: &[&str]) -> Server {
     let folder = tempfile::tempdir().unwrap();
-    let child = command(&folder, args).spawn().unwrap();
+    let child = command_of(model, &folder, args).spawn().unwrap();
     let mut server = Server { child, address: String::new(), folder };
     let url = server.wait_for_url();
     server.address = url.trim_start_matches("http://").to_owned();
