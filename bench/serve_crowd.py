@@ -3,12 +3,13 @@
 
     serve_crowd.py crowd  --port 8080 [--clients 1000] [--nginx]   # none may fail
     serve_crowd.py bodies --port 8080 [--clients 64] [--mib 32]    # every one is answered
-    serve_crowd.py slow   --port 8080 [--clients 2000]             # /health beside bodies that do not come
+    serve_crowd.py slow   --port 8080 [--clients 2000]             # others beside idle bodies
 
-`--nginx` starts nginx on the next port, in front of the server. The server is started by hand, for instance in
-a control group:
+`--nginx` starts nginx on the next port, in front of the server. The server is started by hand, for
+instance in a control group:
 
-    mkdir /sys/fs/cgroup/memory/m && echo 1100M > /sys/fs/cgroup/memory/m/memory.limit_in_bytes
+    mkdir /sys/fs/cgroup/memory/m
+    echo 1100M > /sys/fs/cgroup/memory/m/memory.limit_in_bytes
     sh -c 'echo $$ > /sys/fs/cgroup/memory/m/tasks; exec moeba serve models/demo/moeba-demo.gguf'
 
 Prints one line of JSON.
@@ -23,15 +24,16 @@ import tempfile
 import time
 
 NGINX = """
-worker_processes 2; daemon off; pid {dir}/pid; error_log {dir}/error crit; worker_rlimit_nofile 8192;
+worker_processes 2; daemon off; pid {dir}/pid; error_log {dir}/error crit;
+worker_rlimit_nofile 8192;
 events {{ worker_connections 4096; }}
 http {{
   access_log off; client_max_body_size 64m;
-  client_body_temp_path {dir}/a; proxy_temp_path {dir}/b; fastcgi_temp_path {dir}/c; uwsgi_temp_path {dir}/d;
-  scgi_temp_path {dir}/e;
+  client_body_temp_path {dir}/a; proxy_temp_path {dir}/b; fastcgi_temp_path {dir}/c;
+  uwsgi_temp_path {dir}/d; scgi_temp_path {dir}/e;
   server {{ listen 127.0.0.1:{port} backlog=4096; location / {{
-    proxy_pass http://127.0.0.1:{to}; proxy_http_version 1.1; proxy_buffering off; proxy_read_timeout 600;
-    proxy_set_header X-Forwarded-For $http_x_client; }} }}
+    proxy_pass http://127.0.0.1:{to}; proxy_http_version 1.1; proxy_buffering off;
+    proxy_read_timeout 600; proxy_set_header X-Forwarded-For $http_x_client; }} }}
 }}
 """
 
@@ -40,7 +42,7 @@ async def ask(port, path, body, headers=""):
     """The status, headers and body of an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         writer.write(f"{head}{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         answer = await reader.read(-1)
     finally:
@@ -52,7 +54,7 @@ async def ask(port, path, body, headers=""):
 
 
 async def with_retries(port, path, body, headers, n_retries=2):
-    """As the SDKs of OpenAI and Anthropic: 2 retries, after what the server says if that is up to a minute."""
+    """2 retries, as the SDKs of OpenAI and Anthropic have, after what the server says."""
     for i in range(n_retries + 1):
         try:
             status, fields, _ = await ask(port, path, body, headers)
@@ -61,14 +63,16 @@ async def with_retries(port, path, body, headers, n_retries=2):
         retry = status in (0, 408, 409, 429) or status >= 500
         if not retry or i == n_retries:
             return status, i
-        wait = float(fields.get("retry-after-ms", 0)) / 1000 or float(fields.get("retry-after", 0))
+        wait = float(fields.get("retry-after-ms", 0)) / 1000
+        wait = wait or float(fields.get("retry-after", 0))
         if not 0 < wait <= 60:
             wait = min(0.5 * 2**i, 8) * (1 - 0.25 * random.random())
         await asyncio.sleep(wait)
 
 
 async def crowd(args, port):
-    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}).encode()
+    messages = [{"role": "user", "content": "Hello"}]
+    body = json.dumps({"messages": messages, "max_tokens": 8}).encode()
 
     async def one(i):
         address = f"10.{i // 4 % 256}.0.{i % 250 + 1}" if args.nginx else ""
@@ -105,7 +109,7 @@ async def slow(args, port):
         try:
             at = (f"127.{i % 50 + 1}.0.1", 0)
             _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=at)
-            writer.write(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+            writer.write(b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{")
             held.append(writer)
         except OSError:
             pass
@@ -115,7 +119,8 @@ async def slow(args, port):
     last_good = start
     while time.monotonic() - start < 20:
         try:
-            status, _, _ = await asyncio.wait_for(ask(port, "/tokenize", b'{"content":"x"}'), 5)
+            asked = ask(port, "/tokenize", b'{"content":"x"}')
+            status, _, _ = await asyncio.wait_for(asked, 5)
         except (OSError, IndexError, asyncio.TimeoutError):
             status = 0
         if status == 200:
@@ -127,7 +132,8 @@ async def slow(args, port):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("what", choices=["crowd", "bodies", "slow"])
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--clients", type=int)
@@ -145,12 +151,14 @@ def main():
             time.sleep(1)
         start = time.monotonic()
         try:
-            ends = asyncio.run({"crowd": crowd, "bodies": bodies, "slow": slow}[args.what](args, port))
+            work = {"crowd": crowd, "bodies": bodies, "slow": slow}[args.what]
+            ends = asyncio.run(work(args, port))
         finally:
             if proxy:
                 proxy.terminate()
                 proxy.wait()
-    print(json.dumps({"what": args.what, "ends": ends, "seconds": round(time.monotonic() - start, 1)}))
+    seconds = round(time.monotonic() - start, 1)
+    print(json.dumps({"what": args.what, "ends": ends, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -190,6 +190,7 @@ wasted";
             n_sessions: 1,
             n_ctx_all: 1,
             page_bytes: 0,
+            body_bytes: 0,
             n_ubatch: 1,
             n_moe_layers: 1,
             n_experts: 1,

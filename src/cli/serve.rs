@@ -132,7 +132,8 @@ struct AccessArgs {
     #[arg(long, value_name = "SIZE", default_value = "32M", value_parser = body_size)]
     max_body: usize,
     /// Memory for bodies of all requests and for what is read of them: bytes with K, M or G, or
-    /// auto, which is an eighth of what is available, from 16M to 512M. A body has a quarter at most
+    /// auto, which is an eighth of what is available, from 16M to 512M. A body has a quarter of it
+    /// at most
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = body_ram)]
     #[arg(env = "MOEBA_BODY_RAM")]
     body_ram: RamBudget,
@@ -144,8 +145,8 @@ struct AccessArgs {
     /// but each client behind them
     #[arg(long, value_name = "N", default_value = "64", value_parser = connections_per_address)]
     max_connections_per_address: usize,
-    /// Addresses of proxies whose X-Forwarded-For says who the client is, as 10.0.0.1 or 10.0.0.0/8;
-    /// this machine's are trusted anyway
+    /// Addresses of proxies whose X-Forwarded-For says who the client is, as 10.0.0.1 or
+    /// 10.0.0.0/8; this machine's are trusted anyway
     #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     trusted_proxy: Vec<Network>,
 }

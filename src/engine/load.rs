@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use super::compute::Compute;
 use super::device::{self, DeviceChoice};
 use super::plan::ram::Place;
-use super::plan::{self, MemoryPlan};
+use super::plan::{self, MemoryPlan, TextBytes};
 use super::profile::ProfileFile;
 use super::profile_saver::ProfileSaver;
 use super::{Engine, EngineOptions, peers, understand};
@@ -85,8 +85,8 @@ impl Prepared {
         let page_bytes = page_bytes(&bound, options, available, kv_bytes + body_bytes);
         let kv_bytes = kv_bytes + page_bytes;
         let Context { of_session: n_ctx, of_all: n_ctx_all } = context;
-        let plan =
-            MemoryPlan::new(&bound, options, n_ctx, (kv_bytes, body_bytes), available, device)?;
+        let texts = TextBytes { kv: kv_bytes, bodies: body_bytes };
+        let plan = MemoryPlan::new(&bound, options, n_ctx, texts, available, device)?;
         let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
         Ok(Prepared { bound, tokenizer, plan, devices })
     }
@@ -121,8 +121,7 @@ fn page_bytes(
     pages + checkpoint_bytes(hyper, options, available)
 }
 
-/// What is left of the available memory beside a model in memory and `kv_bytes`; `None` if it does
-/// not fit there.
+/// Available memory beside a model in memory and `kv_bytes`; `None` if it does not fit there.
 fn room_beside(bound: &Bound, available: u64, kv_bytes: u64) -> Option<u64> {
     // A sixteenth is for buffers.
     available.checked_sub(bound.gguf().n_bytes() + kv_bytes + available / 16)

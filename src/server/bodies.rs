@@ -32,12 +32,12 @@ const WAIT: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(500);
 
 /// Bytes a second below which a body gives its memory to others that wait, once it has had a while.
-const SLOW: u64 = 1 << 20;
+const SLOW: u64 = 512 << 10;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The part of a refused body that is read all the same.
 const MAX_DISCARDED: usize = 128 << 20;
-const DISCARD_TIME: Duration = Duration::from_secs(5);
+const DISCARD_TIME: Duration = Duration::from_secs(20);
 
 /// Memory is counted in these.
 const UNIT: usize = 1 << 10;
@@ -50,7 +50,7 @@ const USUAL_BYTES: u64 = 512 << 20;
 pub struct Bodies {
     short: Pool,
     long: Pool,
-    /// What is made of long ones.
+    /// For the values of long ones.
     parsed: Pool,
 }
 
@@ -129,12 +129,25 @@ pub struct Held {
     _place: Option<OwnedSemaphorePermit>,
 }
 
+/// The depth that serde_json refuses.
+const MAX_DEPTH: usize = 128;
+
 /// Bytes that JSON takes when it is read, copied into a request and rendered, as its marks tell.
 /// More for odd texts: it need not be JSON.
 fn parsed_bytes(json: &[u8]) -> usize {
     // What serde_json's values and their maps take, doubled where a request copies them.
     let (mut n, mut in_string, mut bytes) = (3 * json.len(), false, json.iter());
+    let mut depth = 0usize;
     while let Some(byte) = bytes.next() {
+        match byte {
+            b'{' | b'[' if !in_string => depth += 1,
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        // Nothing behind this is read.
+        if depth > MAX_DEPTH {
+            break;
+        }
         n += match byte {
             b'\\' if in_string => {
                 bytes.next();
@@ -366,6 +379,7 @@ mod tests {
         let objects = "{\"\":1},".repeat(1000);
         assert!(parsed_bytes(objects.as_bytes()) > 1000 * 500);
         assert!(parsed_bytes(b"\"\\") < 100);
+        assert!(parsed_bytes("[".repeat(1 << 20).as_bytes()) < 4 << 20);
     }
 
     #[test]

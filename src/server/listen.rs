@@ -174,8 +174,30 @@ impl Failures {
 fn accept_tcp(stream: TcpStream, address: IpAddr, app: &Arc<App>, stop: &watch::Receiver<bool>) {
     let local = stream.local_addr().ok().map(|local| local.ip());
     let _ = stream.set_nodelay(true);
+    limit_unsent(&stream);
     accept(stream, Peer { address: Some(address), local }, app, stop);
 }
+
+/// Bytes that the system holds for a client which does not read, besides those that are under way.
+#[cfg(target_os = "linux")]
+static MAX_UNSENT: libc::c_int = 128 << 10;
+
+/// Lets writes wait for readers: the system would hold some MiB for each of them.
+#[cfg(target_os = "linux")]
+fn limit_unsent(stream: &TcpStream) {
+    use std::os::fd::AsRawFd;
+    let length = size_of_val(&MAX_UNSENT) as libc::socklen_t;
+    let value = (&raw const MAX_UNSENT).cast();
+    // SAFETY: the descriptor is open as long as the stream is borrowed, and the pointer and the
+    // length are those of a constant. A system that does not have the option says so.
+    unsafe {
+        let (fd, level) = (stream.as_raw_fd(), libc::IPPROTO_TCP);
+        libc::setsockopt(fd, level, libc::TCP_NOTSENT_LOWAT, value, length);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn limit_unsent(_: &TcpStream) {}
 
 /// Serves a connection if there is a place for it; if there is none, it is told so, or closed where
 /// too many are being told already.

@@ -157,7 +157,7 @@ fn clients_behind_a_proxy_have_a_limit_each() {
         (0..2).map(|_| begin_for(&server, "203.0.113.7", path, &endless())).collect();
     server.wait_busy(1);
     std::thread::sleep(Duration::from_millis(300));
-    let of = |client: &str| read(&mut begin_for(&server, client, "/tokenize", &json!({})));
+    let of = |client: &str| read(&mut begin_for(&server, client, path, &json!({})));
     is_refusal(&of("203.0.113.7"), "too_many_connections");
     // What the client says itself comes first.
     is_refusal(&of("198.51.100.1, 203.0.113.7"), "too_many_connections");

@@ -54,6 +54,15 @@ pub struct MemoryPlan {
     pub device: Option<DevicePart>,
 }
 
+/// Memory for texts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TextBytes {
+    /// The KV caches and pages.
+    pub kv: u64,
+    /// Bodies of requests and what is read of them.
+    pub bodies: u64,
+}
+
 /// The part of a model that is on devices.
 #[derive(Clone, Debug)]
 pub struct DevicePart {
@@ -163,7 +172,7 @@ impl MemoryPlan {
         model: &Bound,
         options: &EngineOptions,
         n_ctx: usize,
-        (kv_bytes, body_bytes): (u64, u64),
+        texts: TextBytes,
         available: Option<u64>,
         device: Option<DevicePart>,
     ) -> Result<MemoryPlan> {
@@ -179,8 +188,8 @@ impl MemoryPlan {
             slot_bytes: slots.all_bytes(),
             // Where experts are streamed they stay in memory, also what a device has a copy of.
             dense_bytes,
-            kv_bytes,
-            body_bytes,
+            kv_bytes: texts.kv,
+            body_bytes: texts.bodies,
             buffer_bytes: match cuts {
                 true => {
                     let n = tokens(n_ubatch);
@@ -210,7 +219,7 @@ impl MemoryPlan {
             n_sessions: options.n_sessions.max(1),
             n_ctx_all: n_ctx * options.n_sessions.max(1),
             page_bytes: 0,
-            body_bytes,
+            body_bytes: texts.bodies,
             n_ubatch,
             n_moe_layers: routed().count(),
             n_experts: hyper.routing.n_experts,

@@ -228,7 +228,7 @@ impl<S: JobSink> Core<S> {
             return;
         }
         if self.slots.iter().all(|slot| slot.job.is_none()) {
-            // Whatever has moved while there was no job is nobody's.
+            // Reads while there was no job belong to none.
             self.ledger.traffic.take(&self.engine);
         }
         while self.slots.iter().any(|slot| slot.job.is_none()) {

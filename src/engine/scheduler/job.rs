@@ -14,8 +14,8 @@ pub trait JobSink: TextSink {
     /// the prompt.
     fn started(&mut self, _slot: usize, _n_reused: usize) {}
 
-    /// Whether the next token can wait: the reader is behind. The job's session is kept meanwhile,
-    /// and other jobs go on.
+    /// Whether the next token can wait: the reader is behind. Other jobs go on meanwhile, and if
+    /// that lasts and some wait for a session they get the job's.
     fn is_full(&self) -> bool {
         false
     }

@@ -116,8 +116,6 @@ struct Work {
     media: &'static [&'static str],
     /// Members that an answer of JSON has.
     members: &'static [&'static str],
-    /// Whether the model has to be loaded.
-    needs_model: bool,
 }
 
 const JSON: &[&str] = &["application/json"];
@@ -129,7 +127,7 @@ const LINES: &[&str] = &["application/json", "application/x-ndjson"];
 
 impl Work {
     const fn get(summary: &'static str, members: &'static [&'static str]) -> Work {
-        Work { summary, body: None, media: JSON, members, needs_model: true }
+        Work { summary, body: None, media: JSON, members }
     }
 
     const fn post(
@@ -138,20 +136,19 @@ impl Work {
         media: &'static [&'static str],
         members: &'static [&'static str],
     ) -> Work {
-        Work { summary, body: Some(body), media, members, needs_model: true }
+        Work { summary, body: Some(body), media, members }
     }
 }
 
 /// The work of a handler; `None` if it has none to do.
 fn work(handler: Handler) -> Option<Work> {
     use Handler as H;
-    let early = |work: Work| Work { needs_model: false, ..work };
     let text = |work: Work| Work { media: &["text/plain"], ..work };
     Some(match handler {
         H::Health => Work::get("Whether the model is loaded", &["status"]),
         H::Ready => Work::get("Whether requests are taken", &["status"]),
-        H::Metrics => early(text(Work::get("Series for Prometheus", &[]))),
-        H::OpenApi => early(Work::get("This document", &["openapi", "paths"])),
+        H::Metrics => text(Work::get("Series for Prometheus", &[])),
+        H::OpenApi => Work::get("This document", &["openapi", "paths"]),
         H::Models => Work::get("The model under each of its names", &["object", "data"]),
         H::Model => Work::get("The model", &["id", "object"]),
         H::Props => Work::get("The settings", &["default_generation_settings", "total_slots"]),
@@ -182,14 +179,14 @@ fn work(handler: Handler) -> Option<Work> {
         H::CountTokens => {
             Work::post("Tokens of messages", "MessagesPrompt", JSON, &["input_tokens"])
         }
-        H::Root => Work { media: ROOT, ..early(Work::get("The page, or a sign of life", &[])) },
-        H::Page => Work { media: PAGE, ..early(Work::get("A file of the page", &[])) },
+        H::Root => Work { media: ROOT, ..Work::get("The page, or a sign of life", &[]) },
+        H::Page => Work { media: PAGE, ..Work::get("A file of the page", &[]) },
         H::Experts => {
             Work { media: STREAM, ..Work::get("Where every expert is, as it changes", &[]) }
         }
-        H::OllamaVersion => early(Work::get("The version of Ollama's API", &["version"])),
+        H::OllamaVersion => Work::get("The version of Ollama's API", &["version"]),
         H::OllamaTags => Work::get("The model as Ollama lists it", &["models"]),
-        H::OllamaProcesses => early(Work::get("The model, once it is loaded", &["models"])),
+        H::OllamaProcesses => Work::get("The model, once it is loaded", &["models"]),
         H::OllamaShow => {
             Work::post("Facts of the model", "OllamaShow", JSON, &["details", "model_info"])
         }
@@ -218,6 +215,8 @@ fn operation(route: &Route, method: &str) -> Value {
     };
     // Hosts, origins, keys, methods and headers are checked before the route.
     [400, 401, 403, 429, 431].into_iter().for_each(&mut fail);
+    // There may be no place for a connection, or no model yet.
+    fail(if wire == Wire::Anthropic { 529 } else { 503 });
     match (&work, route.handler) {
         (Some(work), _) => {
             let is_list = route.handler == Handler::Adapters && method == "POST";
@@ -228,10 +227,7 @@ fn operation(route: &Route, method: &str) -> Value {
                 operation["requestBody"] = json!({ "required": true, "content": content });
             }
             if work.body.is_some() || is_list {
-                [408, 413, 415, 500].into_iter().for_each(&mut fail);
-            }
-            if work.needs_model {
-                fail(if wire == Wire::Anthropic { 529 } else { 503 });
+                [408, 413, 415, 500, 501].into_iter().for_each(&mut fail);
             }
             if work.body.is_some() || [Handler::Model, Handler::Page].contains(&route.handler) {
                 fail(404);
