@@ -4,6 +4,7 @@
 //! so they are rendered as it does: the same whitespace rules, filters, functions and names in
 //! scope. They are also programs of unknown origin: see `limits` for what keeps them in bounds.
 
+mod builtin;
 mod clock;
 mod contents;
 mod environment;
@@ -84,6 +85,14 @@ impl ChatTemplate {
     /// The source, and that of the template for requests with tools.
     pub fn source(&self) -> (&str, Option<&str>) {
         (&self.source, self.tool_use_source.as_deref())
+    }
+
+    /// The date under the names that llama.cpp gives, for templates that do not ask for
+    /// `strftime_now`.
+    pub fn dates(&self) -> Map<String, Value> {
+        let formats = [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")];
+        let read = formats.iter().filter(|(name, _)| self.source.contains(name));
+        read.map(|(name, format)| ((*name).into(), self.main.date(format).into())).collect()
     }
 
     /// Adds another token to the names in scope (`pad_token`, `unk_token`).

@@ -19,11 +19,9 @@ pub enum Event {
         slot: usize,
         n_reused: usize,
     },
-    /// `n_done` of `n_total` tokens of the prompt are computed or were there.
+    /// `n_done` tokens of the prompt are computed or were there.
     Progress {
         n_done: usize,
-        n_total: usize,
-        n_reused: usize,
         time: Duration,
     },
     /// Text before the answer itself.

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::events::Finish;
+use super::random;
 use super::service::Service;
 use crate::engine::scheduler::{Counts, Histogram, SECONDS, Status};
 use crate::engine::{DraftSource, Drafted};
@@ -14,6 +15,8 @@ use crate::engine::{DraftSource, Drafted};
 /// Counts since the start.
 #[derive(Debug)]
 pub struct Metrics {
+    /// In seconds since 1970-01-01.
+    started: u64,
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     rejected: Mutex<BTreeMap<&'static str, u64>>,
     cancelled: Mutex<BTreeMap<&'static str, u64>>,
@@ -34,6 +37,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let times = Histogram::new(&SECONDS);
         Metrics {
+            started: random::now(),
             requests: Mutex::default(),
             rejected: Mutex::default(),
             cancelled: Mutex::default(),
@@ -49,6 +53,11 @@ fn add<K: Ord>(counts: &Mutex<BTreeMap<K, u64>>, key: K) {
 }
 
 impl Metrics {
+    /// When the server has started, in seconds since 1970-01-01.
+    pub fn started(&self) -> u64 {
+        self.started
+    }
+
     /// A request was answered. `route` is one of ours, not the client's text.
     pub fn add_request(&self, route: &'static str, status: u16) {
         add(&self.requests, (route, status));
@@ -113,7 +122,7 @@ impl Metrics {
     }
 
     fn of_service(&self, service: &Service, out: &mut String) {
-        let status = service.scheduler.status();
+        let status = service.status();
         let counts = status.counts;
         let n_parked = status.n_parked();
         let n_running = status.slots.iter().filter(|slot| slot.job.is_some()).count() - n_parked;
@@ -133,6 +142,12 @@ impl Metrics {
                 c,
                 "Tokens of prompts that were computed.",
                 counts.n_prompt as f64,
+            ),
+            (
+                "prompt_tokens_cached_total",
+                c,
+                "Tokens of prompts that were in a cache.",
+                counts.n_reused as f64,
             ),
             ("prompt_seconds_total", c, "Time of prompts' passes.", seconds(prompt)),
             ("tokens_predicted_total", c, "Tokens of answers that have ended.", predicted),

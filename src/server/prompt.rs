@@ -74,7 +74,8 @@ impl Templates {
 
     /// The prompt, and the text of an assistant's message that the answer goes on with.
     fn render_parts(&self, chat: &Chat) -> Result<(Rendered, String)> {
-        let mut variables = self.variables.clone();
+        let mut variables = self.template.dates();
+        variables.extend(self.variables.clone());
         if let Some(think) = chat.think {
             variables.extend(self.thinking(think)?);
         }
@@ -89,7 +90,8 @@ impl Templates {
             Some((last, others)) if chat.continues => (text_of(last), others),
             _ => (String::new(), chat.messages.as_slice()),
         };
-        Ok((self.render_messages(messages, &chat.tools, &variables)?, begun))
+        let rendered = self.render_messages(messages, &chat.tools, !chat.ends_bare, &variables);
+        Ok((rendered?, begun))
     }
 
     /// The prompt of messages. Where the template refuses them, it gets them again as more
@@ -99,6 +101,7 @@ impl Templates {
         &self,
         messages: &[Value],
         tools: &Tools,
+        add_generation_prompt: bool,
         variables: &Map<String, Value>,
     ) -> Result<Rendered> {
         let (template, controls) = (&self.template, &self.controls);
@@ -106,7 +109,8 @@ impl Templates {
         let render = |mut messages: Vec<Value>| {
             prepare_messages(&mut messages, tools, &self.tools);
             let messages = Value::Array(messages);
-            template.render_contents(controls, &messages, declared.as_ref(), true, variables)
+            let (tools, asks) = (declared.as_ref(), add_generation_prompt);
+            template.render_contents(controls, &messages, tools, asks, variables)
         };
         let first = render(messages.to_vec());
         let Err(why) = &first else { return first };

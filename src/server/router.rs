@@ -451,7 +451,7 @@ impl Call {
             log::info!("{} {}", self.id, String::from_utf8_lossy(&bytes));
         }
         let work = move || {
-            let value: Value = serde_json::from_slice(&bytes).map_err(|e| {
+            let value = body::json(&bytes).map_err(|e| {
                 let message = format!("the request's body is no JSON: {e}");
                 ApiError::new(Kind::Invalid, "invalid_json", message)
             })?;
