@@ -177,7 +177,7 @@ mod tests {
     }
 
     fn progress(n_done: usize) -> Event {
-        Event::Progress { n_done, n_total: 9, n_reused: 0, time: Duration::ZERO }
+        Event::Progress { n_done, time: Duration::ZERO }
     }
 
     #[test]

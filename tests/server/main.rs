@@ -36,6 +36,9 @@ mod lifeline;
 // Cancelling, a full queue, the end of the server.
 mod load;
 
+// What the most lenient servers take: notes, null, values that mean off, llama-server's fields.
+mod lenient;
+
 // Before the model is loaded.
 mod loading;
 
