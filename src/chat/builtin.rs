@@ -71,6 +71,28 @@ const fn exaone(name: &'static str) -> Builtin {
     ))
 }
 
+const fn granite(name: &'static str) -> Builtin {
+    const END: &str = "<|end_of_text|>\n";
+    const ASSISTANT: &str = "<|start_of_role|>assistant<|end_of_role|>";
+    row(
+        name,
+        ("<|start_of_role|>system<|end_of_role|>", END),
+        ("<|start_of_role|>user<|end_of_role|>", END),
+        (ASSISTANT, END),
+        ASSISTANT,
+    )
+}
+
+const fn bailing(name: &'static str, answer: &'static str) -> Builtin {
+    row(
+        name,
+        ("<role>SYSTEM</role>", ""),
+        ("<role>HUMAN</role>", ""),
+        ("<role>ASSISTANT</role>", ""),
+        answer,
+    )
+}
+
 const BUILTINS: &[Builtin] = &[
     llama2("llama2", ("[INST] ", "\n"), "[INST] "),
     llama2("llama2-sys", LLAMA2_SYSTEM, "[INST] "),
@@ -217,19 +239,22 @@ const BUILTINS: &[Builtin] = &[
     exaone("exaone3"),
     exaone("exaone4"),
     trimmed(row(
+        "exaone-moe",
+        ("<|system|>\n", "<|endofturn|>\n"),
+        ("<|user|>\n", "<|endofturn|>\n"),
+        ("<|assistant|>\n", "<|endofturn|>\n"),
+        "<|assistant|>\n",
+    )),
+    trimmed(row(
         "rwkv-world",
         ("System: ", "\n\n"),
         ("User: ", "\n\n"),
         ("Assistant: ", "\n\n"),
         "Assistant:",
     )),
-    row(
-        "granite",
-        ("<|start_of_role|>system<|end_of_role|>", "<|end_of_text|>\n"),
-        ("<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>\n"),
-        ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n"),
-        "<|start_of_role|>assistant<|end_of_role|>",
-    ),
+    granite("granite"),
+    granite("granite-4.0"),
+    granite("granite-4.1"),
     from(
         "<s>",
         row(
@@ -257,13 +282,8 @@ const BUILTINS: &[Builtin] = &[
             " Ассистент:[SEP]",
         ),
     ),
-    row(
-        "bailing",
-        ("<role>SYSTEM</role>", ""),
-        ("<role>HUMAN</role>", ""),
-        ("<role>ASSISTANT</role>", ""),
-        "<role>ASSISTANT</role>",
-    ),
+    bailing("bailing", "<role>ASSISTANT</role>"),
+    bailing("bailing-think", "<role>ASSISTANT</role><think>"),
     trimmed(row(
         "llama4",
         ("<|header_start|>system<|header_end|>\n\n", "<|eot|>"),
@@ -288,16 +308,42 @@ const BUILTINS: &[Builtin] = &[
         ("", "<|eos|>"),
         "",
     ),
-    from(
-        "<｜hy_begin▁of▁sentence｜>",
-        row(
-            "hunyuan-dense",
-            ("", "<｜hy_place▁holder▁no▁3｜>"),
-            ("<｜hy_User｜>", ""),
-            ("<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁2｜>"),
-            "<｜hy_Assistant｜>",
-        ),
+    row(
+        "hunyuan-dense",
+        ("", "<｜hy_place▁holder▁no▁3｜>"),
+        ("<｜hy_User｜>", ""),
+        ("<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁2｜>"),
+        "<｜hy_Assistant｜>",
     ),
+    row(
+        "gpt-oss",
+        ("<|start|>system<|message|>", "<|end|>"),
+        ("<|start|>user<|message|>", "<|end|>"),
+        ("<|start|>assistant<|message|>", "<|return|>"),
+        "<|start|>assistant",
+    ),
+    row(
+        "seed_oss",
+        ("<seed:bos>system\n", "<seed:eos>"),
+        ("<seed:bos>user\n", "<seed:eos>"),
+        ("<seed:bos>assistant\n", "<seed:eos>"),
+        "<seed:bos>assistant\n",
+    ),
+    trimmed(row(
+        "grok-2",
+        ("System: ", "<|separator|>\n\n"),
+        ("Human: ", "<|separator|>\n\n"),
+        ("Assistant: ", "<|separator|>\n\n"),
+        "Assistant:",
+    )),
+    row(
+        "solar-open",
+        ("<|begin|>system<|content|>", "<|end|>"),
+        ("<|begin|>user<|content|>", "<|end|>"),
+        ("<|begin|>assistant<|content|>", "<|end|>"),
+        "<|begin|>assistant",
+    ),
+    row("deepseek-ocr", ("", ""), ("", ""), ("", ""), ""),
     row(
         "kimi-k2",
         ("<|im_system|>system<|im_middle|>", "<|im_end|>"),

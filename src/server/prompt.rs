@@ -74,8 +74,7 @@ impl Templates {
 
     /// The prompt, and the text of an assistant's message that the answer goes on with.
     fn render_parts(&self, chat: &Chat) -> Result<(Rendered, String)> {
-        let mut variables = self.template.dates();
-        variables.extend(self.variables.clone());
+        let mut variables = self.variables.clone();
         if let Some(think) = chat.think {
             variables.extend(self.thinking(think)?);
         }
@@ -106,6 +105,9 @@ impl Templates {
     ) -> Result<Rendered> {
         let (template, controls) = (&self.template, &self.controls);
         let declared = self.tools.declared(tools);
+        let mut all = self.template.extras(declared.as_ref());
+        all.extend(variables.clone());
+        let variables = &all;
         let render = |mut messages: Vec<Value>| {
             prepare_messages(&mut messages, tools, &self.tools);
             let messages = Value::Array(messages);
@@ -316,6 +318,19 @@ pub mod tests {
         let call = json!({ "role": "assistant", "content": "", "tool_calls": [{ "id": "1" }] });
         let result = json!({ "role": "tool", "content": "x", "tool_call_id": "1" });
         assert_eq!(joined(&[a, call, c.clone(), c, result.clone(), result]).unwrap().len(), 5);
+    }
+
+    #[test]
+    fn templates_see_what_llama_cpp_gives() {
+        const SOURCE: &str = "{{ '\\n' + functions }} {{ datetime | length }} {{ date_string[2] }}\
+            {% for m in messages %}{{ m.content }}{% endfor %}";
+        let (templates, _) = templates(SOURCE, false);
+        let chat = Chat { messages: vec![message("user", "a")], ..Chat::default() };
+        assert_eq!(templates.render(&chat).as_deref(), Ok("\n[] 11  a"));
+        let bare = Chat { ends_bare: true, ..chat.clone() };
+        let (templates, _) = self::templates("a{% if add_generation_prompt %}b{% endif %}", false);
+        let rendered = [&chat, &bare].map(|chat| templates.render(chat).unwrap());
+        assert_eq!(rendered, ["ab", "a"]);
     }
 
     #[test]

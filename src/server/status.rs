@@ -132,6 +132,11 @@ pub fn deterministic(service: &Service) -> &'static str {
     if service.engine().is_exact() { "exact" } else { "load" }
 }
 
+/// A bias as llama-server tells it: `null` for a ban.
+pub fn bias(bias: &LogitBias) -> Value {
+    json!({ "bias": (!bias.is_ban()).then_some(bias.bias), "token": bias.id })
+}
+
 /// Each sampling parameter, by the name of its field, and the most tokens of an answer.
 pub fn settings(sampling: &SamplerOptions, n_predict: Option<usize>) -> Value {
     let value = |p: &Parameter| match p.is_whole() {
@@ -146,10 +151,6 @@ pub fn settings(sampling: &SamplerOptions, n_predict: Option<usize>) -> Value {
     settings.insert("seed".into(), seed.into());
     let samplers: Vec<&str> = sampling.samplers.iter().map(|kind| kind.name()).collect();
     settings.insert("samplers".into(), samplers.into());
-    let bias = |bias: &LogitBias| match bias.is_ban() {
-        true => json!({ "bias": false, "token": bias.id }),
-        false => json!({ "bias": bias.bias, "token": bias.id }),
-    };
     settings.insert("logit_bias".into(), sampling.logit_bias.iter().map(bias).collect());
     let breakers = sampling.dry.breakers.as_slice();
     settings.insert("dry_sequence_breakers".into(), breakers.into());

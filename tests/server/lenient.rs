@@ -316,7 +316,7 @@ fn llama_servers_figures_are_told() {
     assert_eq!(chances["truncated"], false);
     let biased = with(json!({"logit_bias": [[5, -2.5], [6, false]]}));
     let settings = accepted(&server, NATIVE, &biased)["generation_settings"].clone();
-    let expected = json!([{"bias": -2.5, "token": 5}, {"bias": false, "token": 6}]);
+    let expected = json!([{"bias": -2.5, "token": 5}, {"bias": null, "token": 6}]);
     assert_eq!(settings["logit_bias"], expected);
     // `__verbose` of chats and completions.
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "verbose": true});

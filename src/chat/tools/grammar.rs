@@ -684,7 +684,12 @@ mod tests {
         let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "auto",
             "tools": [{ "type": "function", "function": { "name": "edit" } }] } });
         assert_eq!(parse(allowed).unwrap(), ToolChoice { mode: Mode::Auto, only: only("edit") });
-        for bad in [json!("any"), json!({ "type": "function", "name": "x" }), json!({}), json!(3)] {
+        let any = ToolChoice { mode: Mode::Required, only: None };
+        for choice in [json!("any"), json!({ "type": "any" }), json!("required")] {
+            assert_eq!(parse(choice).unwrap(), any);
+        }
+        for bad in [json!("some"), json!({ "type": "function", "name": "x" }), json!({}), json!(3)]
+        {
             assert!(parse(bad).unwrap_err().to_string().starts_with("tool_choice: "));
         }
         let none = ToolChoice { mode: Mode::None, only: None };

@@ -87,7 +87,7 @@ pub async fn answer(call: &mut router::Call) -> ApiResult<Response<Body>> {
             sampling::check_model(&fields, service, app.options.strict_model)?;
             let (request, style) = read(&fields, service)?;
             app.note_unknown(&fields);
-            let settings = style.is_verbose.then(|| settings_of(&request));
+            let settings = style.is_verbose.then(|| settings_of(&request, service));
             let prepared = vec![service.prepare(request)?];
             let verbose = settings.map(|settings| Told::new(settings, &prepared, true, service));
             Ok((prepared, style, verbose, service.clone()))

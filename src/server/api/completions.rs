@@ -31,7 +31,7 @@ pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
             sampling::check_model(&fields, service, app.options.strict_model)?;
             let (requests, mut writer) = read(&fields, service)?;
             app.note_unknown(&fields);
-            let settings = requests.first().map(settings_of).unwrap_or_default();
+            let settings = settings_of(&requests[0], service);
             let prepared = requests.into_iter().map(|request| service.prepare(request));
             let prepared = prepared.collect::<ApiResult<Vec<_>>>()?;
             writer.prepare(settings, &prepared);

@@ -11,6 +11,7 @@ use super::prompts::prompts;
 use super::sampling::{self, WITHOUT_EFFECT};
 use super::usage::{Live, moeba, timings};
 use crate::engine::FinishReason;
+use crate::sample::LogitBias;
 use crate::server::body::Body;
 use crate::server::collect::{Choice, collect};
 use crate::server::errors::{ApiError, ApiResult, Wire};
@@ -21,7 +22,7 @@ use crate::server::request::Request;
 use crate::server::router::{Call, json as response};
 use crate::server::service::{Prepared, Service};
 use crate::server::sse::{self, Encoder, Frames};
-use crate::server::status::settings;
+use crate::server::status::{bias, settings};
 
 /// `POST /completion`
 pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
@@ -33,7 +34,7 @@ pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
             let (is_stream, ping) = (fields.flag("stream")?, sampling::ping(&fields)?);
             fields.ignore(WITHOUT_EFFECT);
             app.note_unknown(&fields);
-            let settings = requests.first().map(settings_of).unwrap_or_default();
+            let settings = settings_of(&requests[0], service);
             let prepared = requests.into_iter().map(|request| service.prepare(request));
             let prepared = prepared.collect::<ApiResult<Vec<_>>>()?;
             let writer = Writer::new(style, settings, &prepared, service);
@@ -109,8 +110,14 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
 }
 
 /// A request's settings, but for its seed.
-pub fn settings_of(request: &Request) -> Value {
+pub fn settings_of(request: &Request, service: &Service) -> Value {
     let mut settings = settings(&request.sampling, request.limits.n_predict);
+    if let Some(biases) =
+        settings["logit_bias"].as_array_mut().filter(|_| request.limits.ignore_eos)
+    {
+        let ends = service.engine().tokenizer().eog_ids().into_iter();
+        biases.extend(ends.map(|id| bias(&LogitBias { id, bias: f32::NEG_INFINITY })));
+    }
     settings["ignore_eos"] = request.limits.ignore_eos.into();
     settings["stop"] = request.limits.stops.as_slice().into();
     settings["n_probs"] = request.n_logprobs.unwrap_or(0).into();

@@ -44,7 +44,10 @@ fn prompt(fields: &Fields<'_>, item: &Value, tokenizer: &Tokenizer) -> ApiResult
         Value::Object(map)
             if item["prompt_string"].is_string() || item["prompt_string"].is_array() =>
         {
-            if map.get("multimodal_data").and_then(Value::as_array).is_some_and(|d| !d.is_empty()) {
+            let has_media = map.get("multimodal_data").is_some_and(|data| {
+                !data.is_null() && data.as_array().is_none_or(|list| !list.is_empty())
+            });
+            if has_media {
                 return Err(ApiError::not_text("prompt", "multimodal_data"));
             }
             prompt(fields, &item["prompt_string"], tokenizer)
@@ -115,6 +118,7 @@ mod tests {
             json!({}),
             json!({ "prompt_string": 5 }),
             json!({ "prompt_string": "a", "multimodal_data": ["AA=="] }),
+            json!({ "prompt_string": "a", "multimodal_data": "AA==" }),
             json!(vec!["a"; MAX_PROMPTS + 1]),
         ] {
             assert_eq!(read(bad.clone()), None, "{bad}");

@@ -96,6 +96,8 @@ pub struct Live {
     n_reused: usize,
     start: Instant,
     first_token: Option<Instant>,
+    /// The time of the prompt so far.
+    prompt_time: Duration,
     /// Tokens of the prompt that the client knows to be done.
     n_told: Option<usize>,
 }
@@ -103,7 +105,15 @@ pub struct Live {
 impl Live {
     pub fn new(n_prompt: usize) -> Live {
         let start = Instant::now();
-        Live { n_prompt, n_generated: 0, n_reused: 0, start, first_token: None, n_told: None }
+        Live {
+            n_prompt,
+            n_generated: 0,
+            n_reused: 0,
+            start,
+            first_token: None,
+            prompt_time: Duration::ZERO,
+            n_told: None,
+        }
     }
 
     /// Takes an event in. Returns llama-server's `prompt_progress` if there is more of it than
@@ -129,8 +139,10 @@ impl Live {
 
     fn add(&mut self, n_tokens: usize) {
         self.n_generated += n_tokens;
-        if n_tokens > 0 {
-            self.first_token.get_or_insert_with(Instant::now);
+        if n_tokens > 0 && self.first_token.is_none() {
+            let now = Instant::now();
+            self.first_token = Some(now);
+            self.prompt_time = self.prompt_time.max(now.duration_since(self.start));
         }
     }
 
@@ -138,7 +150,7 @@ impl Live {
         if self.n_told.is_some_and(|n| n_done <= n) {
             return None;
         }
-        self.n_told = Some(n_done);
+        (self.n_told, self.prompt_time) = (Some(n_done), time);
         Some(json!({
             "total": self.n_prompt,
             "cache": self.n_reused,
@@ -149,10 +161,10 @@ impl Live {
 
     /// [`timings`] so far.
     pub fn timings(&self) -> Value {
-        let now = Instant::now();
-        let first = self.first_token.unwrap_or(now);
-        let times = (first.duration_since(self.start), now.duration_since(first));
-        figures((self.n_prompt, self.n_reused, self.n_generated), times)
+        let n_done = self.n_told.filter(|_| self.first_token.is_none());
+        let counts = (n_done.unwrap_or(self.n_prompt), self.n_reused, self.n_generated);
+        let since = self.first_token.map_or(Duration::ZERO, |first| first.elapsed());
+        figures(counts, (self.prompt_time, since))
     }
 }
 
@@ -186,6 +198,9 @@ mod tests {
         let first = live.see(&Event::Started { slot: 0, n_reused: 8 });
         let expected = json!({ "total": 49, "cache": 8, "processed": 8, "time_ms": 0 });
         assert_eq!(first, Some(expected));
+        let timings = live.timings();
+        let zeros = ["prompt_n", "prompt_ms", "predicted_n", "predicted_ms"];
+        assert!(zeros.iter().all(|name| timings[name].as_f64() == Some(0.0)), "{timings}");
         let mut told = |n_done| live.see(&progress(n_done)).map(|told| told["processed"].clone());
         let expected = [None, Some(20.into()), None, Some(49.into()), None];
         assert_eq!([8, 20, 20, 49, 49].map(&mut told), expected);
