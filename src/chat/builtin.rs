@@ -16,7 +16,7 @@ struct Builtin {
     answer: &'static str,
     /// Contents are without white space at their ends.
     trims: bool,
-    /// What a user says behind the system's message is in one turn with it.
+    /// The user's words behind the system's message are in one turn with it.
     joins: bool,
 }
 

@@ -10,7 +10,8 @@ const KEY: &str = "tokenizer.chat_template";
 
 impl ChatTemplate {
     /// `choice` is `--chat-template`: the name of one of the file's templates or of llama.cpp's, a
-    /// file, or a template itself, which has white space or Jinja in it. Without it the file's default template, and ChatML where there is none.
+    /// file, or a template itself, which has white space or Jinja in it. Without it the file's
+    /// default template, and ChatML where there is none.
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer, choice: Option<&str>) -> Result<Self> {
         let Some(choice) = choice else { return Self::of_file(gguf, tokenizer) };
         let model = Some(gguf.path());

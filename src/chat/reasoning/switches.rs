@@ -136,8 +136,8 @@ impl ChatTemplate {
         Ok((!setting.variables.is_empty()).then_some(setting))
     }
 
-    /// What lets a template think where nothing is said, if it takes a missing switch for one that
-    /// is off, as `{% if not enable_thinking %}` does; empty otherwise.
+    /// Variables that let a template think where nothing is said, if it takes a missing switch for
+    /// one that is off, as `{% if not enable_thinking %}` does; empty otherwise.
     pub fn thinking_by_default(&self) -> Result<Map<String, Value>> {
         const PLAIN: &str = r"\bnot\s+enable_thinking\s*(-?%\}|\)|and\b|or\b)";
         let switch = |is_on: bool| Map::from_iter([("enable_thinking".to_owned(), is_on.into())]);

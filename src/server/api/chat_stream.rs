@@ -21,7 +21,7 @@ pub struct ChatStream {
     verbose: Option<Told>,
     n_prompt: usize,
     n_generated: usize,
-    /// Of each choice.
+    /// The states of the choices.
     states: Vec<State>,
     service: Arc<Service>,
 }

@@ -199,7 +199,7 @@ impl Told {
 struct Writer {
     told: Told,
     style: Style,
-    /// Of each answer.
+    /// The states of the answers.
     states: Vec<State>,
 }
 
