@@ -171,10 +171,9 @@ fn values_that_mean_off_are_taken() {
             accepted(&server, path, &merged(body.clone(), &changes));
         }
         let most = if *path == RESPONSES { "max_output_tokens" } else { "max_tokens" };
-        let endless = json!({most: -2, "regex": "ab", "grammar": "root ::= \"ab\""});
+        let endless = json!({most: -2, "grammar": "root ::= \"ab\""});
         let mut endless = merged(body.clone(), &endless);
-        // One form is enough, and not all routes have one.
-        endless.as_object_mut().unwrap().remove("regex");
+        // Not all routes have forms.
         if [RESPONSES, MESSAGES].contains(path) {
             endless["t_max_predict_ms"] = 1.into();
         }
@@ -383,7 +382,9 @@ fn a_slot_is_free_when_its_answer_is_there() {
         assert!(metrics.body.contains("\nllamacpp:requests_processing 0\n"), "{i}");
         let started = metrics.header("process-start-time-unix").unwrap();
         assert!(started.parse::<u64>().unwrap() > 1_700_000_000);
-        assert!(metrics.body.contains("\nllamacpp:prompt_tokens_cached_total "));
+        for name in ["prompt_tokens_cached_total", "spec_decode_num_drafts_total"] {
+            assert!(metrics.body.contains(&format!("\nllamacpp:{name} ")), "{name}");
+        }
     }
 }
 
