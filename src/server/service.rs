@@ -176,11 +176,7 @@ impl Service {
     /// Renders, tokenizes and checks. Takes a while: not for a thread that serves sockets.
     pub fn prepare(&self, mut request: Request) -> ApiResult<Prepared> {
         let engine = self.engine();
-        if engine.check_continues().is_err() {
-            let message = "the model fills in masked tokens of a whole text (diffusion): it \
-                           continues none";
-            return Err(ApiError::invalid("model", message));
-        }
+        engine.check_continues().map_err(|_| continues_none())?;
         let n_ctx = engine.n_ctx();
         let Encoded { tokens, text } = self.encode(&request.prompt, n_ctx)?;
         if tokens.len() >= n_ctx {
@@ -457,6 +453,11 @@ fn json_schema(form: &Grammar) -> Option<Value> {
         Grammar::JsonObject => Some(json!({ "type": "object" })),
         Grammar::Regex(_) | Grammar::Lark(_) | Grammar::Gbnf(_) => None,
     }
+}
+
+fn continues_none() -> ApiError {
+    let message = "the model fills in masked tokens of a whole text (diffusion): it continues none";
+    ApiError::invalid("model", message)
 }
 
 fn queue_full(n_queued: usize, seconds: u64) -> ApiError {

@@ -94,10 +94,14 @@ fn no_conversation_ends_with_what_cannot_be_read() {
         assert!(answer.body.contains("describe it in words"), "{path}: {answer:?}");
         assert_eq!(answer.header("x-should-retry"), Some("false"), "{path}");
     }
-    // A document of plain text is read.
+}
+
+#[test]
+fn documents_of_plain_text_are_read() {
+    let server = start(&["-c", "512", "--parallel", "1"]);
     let n_tokens = |data: &str| {
         let document = json!({"type": "document", "source": {"type": "text", "data": data}});
-        let body = json!({"messages": [user(&json!([document]))]});
+        let body = json!({"messages": [{"role": "user", "content": [document]}]});
         let usage = accepted(&server, MESSAGES, &body)["usage"].clone();
         usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap()
     };

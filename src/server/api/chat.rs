@@ -108,7 +108,7 @@ pub async fn answer(call: &mut router::Call) -> ApiResult<Response<Body>> {
     if let (Some(verbose), Some(first)) = (verbose, choices.first())
         && let Some(finish) = &first.finish
     {
-        whole["__verbose"] = verbose.object((0, 0), (&first.content, &first.tokens), finish);
+        whole["__verbose"] = verbose.object(0, 0, &first.content, &first.tokens, finish);
     }
     Ok(response(&whole))
 }

@@ -88,13 +88,7 @@ impl ChatStream {
         out.data(&self.delta(index, &json!({ "tool_calls": [call] })));
     }
 
-    fn begin_call(
-        &mut self,
-        choice: usize,
-        index: usize,
-        (id, name): (&str, &str),
-        out: &mut Frames,
-    ) {
+    fn begin_call(&mut self, choice: usize, index: usize, id: &str, name: &str, out: &mut Frames) {
         let call = match is_custom(&self.style.tools, name) {
             true => {
                 self.states[choice].custom = Some((index, InputReader::default()));
@@ -140,7 +134,7 @@ impl ChatStream {
             chunk["timings"] = timings(finish);
         }
         if let Some(verbose) = &self.verbose {
-            chunk["__verbose"] = verbose.object((index, 0), ("", &[]), finish);
+            chunk["__verbose"] = verbose.object(index, 0, "", &[], finish);
         }
         out.data(&chunk);
     }
@@ -173,7 +167,7 @@ impl Encoder for ChatStream {
                 self.text(choice, piece, &json!({ "content": piece.text }), out);
             }
             Event::CallBegin { index, id, name } => {
-                self.begin_call(choice, *index, (id, name), out);
+                self.begin_call(choice, *index, id, name, out);
             }
             Event::Arguments { index, text } => self.arguments(choice, *index, text, out),
             Event::Finished(finish) => self.finish(choice, finish, out),

@@ -99,14 +99,7 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
         return Err(ApiError::invalid("logprobs", message));
     }
     fields.ignore(WITHOUT_EFFECT);
-    let echo = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) if is_echo => Ok(text.clone()),
-        Prompt::Tokens(ids) if is_echo => {
-            let text = service.engine().tokenizer().decode_lossy(ids, false);
-            text.map_err(|e| ApiError::of_request(&e))
-        }
-        _ => Ok(String::new()),
-    };
+    let echo = |prompt: &Prompt| if is_echo { echo(prompt, service) } else { Ok(String::new()) };
     let echoes = prompts.iter().map(echo).collect::<ApiResult<Vec<_>>>()?;
     let n_choices = style.n_choices;
     let salt = sampling::salt(fields)?;
@@ -142,6 +135,18 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
     ))
 }
 
+/// The text of a prompt, which stands before its answers.
+fn echo(prompt: &Prompt, service: &Service) -> ApiResult<String> {
+    match prompt {
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Tokens(ids) => {
+            let text = service.engine().tokenizer().decode_lossy(ids, false);
+            text.map_err(|e| ApiError::of_request(&e))
+        }
+        Prompt::Chat(_) => Ok(String::new()),
+    }
+}
+
 impl Writer {
     fn echo(&self, choice: usize) -> &str {
         &self.echoes[choice / self.style.n_choices]
@@ -158,8 +163,8 @@ impl Writer {
 
     /// `__verbose` of a choice.
     fn verbose(&self, choice: usize, content: &str, finish: &Finish) -> Option<Value> {
-        let place = (choice, choice / self.style.n_choices);
-        Some(self.verbose.as_ref()?.object(place, (content, &[]), finish))
+        let prompt = choice / self.style.n_choices;
+        Some(self.verbose.as_ref()?.object(choice, prompt, content, &[], finish))
     }
 
     fn object(&self, choices: Value) -> Map<String, Value> {

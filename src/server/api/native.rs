@@ -161,8 +161,10 @@ impl Told {
     /// The answer of this index, which is to this prompt, or the end of its stream.
     pub fn object(
         &self,
-        (index, prompt): (usize, usize),
-        (content, tokens): (&str, &[Token]),
+        index: usize,
+        prompt: usize,
+        content: &str,
+        tokens: &[Token],
         finish: &Finish,
     ) -> Value {
         let kind = match finish.reason {
@@ -231,8 +233,8 @@ impl Writer {
 
     /// An answer, or the end of its stream.
     fn last(&self, index: usize, content: &str, tokens: &[Token], finish: &Finish) -> Value {
-        let place = (index, index / self.style.n_choices);
-        let mut whole = self.told.object(place, (content, tokens), finish);
+        let prompt = index / self.style.n_choices;
+        let mut whole = self.told.object(index, prompt, content, tokens, finish);
         if self.states[index].has_newline {
             whole["has_new_line"] = true.into();
         }

@@ -58,34 +58,48 @@ fn per(amount: f64, of: f64) -> f64 {
 /// llama-server's figures of one choice.
 pub fn timings(finish: &Finish) -> Value {
     let outcome = &finish.outcome;
-    let times = (outcome.prompt_time, outcome.decode_time);
-    let counts = (finish.n_prompt, outcome.n_reused, outcome.n_generated);
-    let mut timings = figures(counts, times);
+    let mut timings = Figures {
+        n_prompt: finish.n_prompt,
+        n_cached: outcome.n_reused,
+        n_generated: outcome.n_generated,
+        prompt_time: outcome.prompt_time,
+        decode_time: outcome.decode_time,
+    }
+    .timings();
     let drafted = outcome.drafts.all();
     timings["draft_n"] = drafted.n.into();
     timings["draft_n_accepted"] = drafted.n_accepted.into();
     timings
 }
 
-/// Figures of the tokens of a prompt, of those that a cache had and of the answer's, by the times
-/// of the prompt and of the answer.
-fn figures((n_prompt, n_cached, n): (usize, usize, usize), times: (Duration, Duration)) -> Value {
-    let n_cached = n_cached.min(n_prompt);
-    let n_prompt = n_prompt - n_cached;
-    let (prompt_ms, predicted_ms) = (ms(times.0), ms(times.1));
-    // The first token comes with the prompt.
-    let n_decoded = n.saturating_sub(1) as f64;
-    json!({
-        "cache_n": n_cached,
-        "prompt_n": n_prompt,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": per(prompt_ms, n_prompt as f64),
-        "prompt_per_second": per(1e3 * n_prompt as f64, prompt_ms),
-        "predicted_n": n,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": per(predicted_ms, n_decoded),
-        "predicted_per_second": per(1e3 * n_decoded, predicted_ms),
-    })
+/// Tokens of a prompt, those of it that a cache had, tokens of its answer, and the times of both.
+struct Figures {
+    n_prompt: usize,
+    n_cached: usize,
+    n_generated: usize,
+    prompt_time: Duration,
+    decode_time: Duration,
+}
+
+impl Figures {
+    fn timings(&self) -> Value {
+        let n_cached = self.n_cached.min(self.n_prompt);
+        let n_prompt = self.n_prompt - n_cached;
+        let (prompt_ms, predicted_ms) = (ms(self.prompt_time), ms(self.decode_time));
+        // The first token comes with the prompt.
+        let n_decoded = self.n_generated.saturating_sub(1) as f64;
+        json!({
+            "cache_n": n_cached,
+            "prompt_n": n_prompt,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": per(prompt_ms, n_prompt as f64),
+            "prompt_per_second": per(1e3 * n_prompt as f64, prompt_ms),
+            "predicted_n": self.n_generated,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": per(predicted_ms, n_decoded),
+            "predicted_per_second": per(1e3 * n_decoded, predicted_ms),
+        })
+    }
 }
 
 /// The figures of one choice while its answer comes.
@@ -162,9 +176,14 @@ impl Live {
     /// [`timings`] so far.
     pub fn timings(&self) -> Value {
         let n_done = self.n_told.filter(|_| self.first_token.is_none());
-        let counts = (n_done.unwrap_or(self.n_prompt), self.n_reused, self.n_generated);
-        let since = self.first_token.map_or(Duration::ZERO, |first| first.elapsed());
-        figures(counts, (self.prompt_time, since))
+        Figures {
+            n_prompt: n_done.unwrap_or(self.n_prompt),
+            n_cached: self.n_reused,
+            n_generated: self.n_generated,
+            prompt_time: self.prompt_time,
+            decode_time: self.first_token.map_or(Duration::ZERO, |first| first.elapsed()),
+        }
+        .timings()
     }
 }
 
