@@ -146,7 +146,7 @@ pub fn run<T: Send + 'static>(
 }
 
 /// Gives to the system what the allocator keeps of freed memory.
-fn give_back() {
+pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the call takes a number and locks what it touches.
     unsafe {

@@ -15,6 +15,13 @@ pub struct Environment {
     clock: Clock,
 }
 
+impl Environment {
+    /// The time that the template sees, by `strftime`'s directives.
+    pub fn date(&self, format: &str) -> String {
+        self.clock.format(format)
+    }
+}
+
 /// Compiles a template in a thread of its own, as nesting costs the parser stack.
 pub fn compile(source: &str, clock: Clock) -> Result<Arc<Environment>> {
     if source.len() > limits::MAX_SOURCE_BYTES {

@@ -1,6 +1,6 @@
 //! Which template a model uses: the user's choice, the file's own, or ChatML.
 
-use super::{CHATML, ChatTemplate, named};
+use super::{CHATML, ChatTemplate, builtin, named};
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -9,8 +9,9 @@ use std::path::Path;
 const KEY: &str = "tokenizer.chat_template";
 
 impl ChatTemplate {
-    /// `choice` is `--chat-template`: `chatml`, the name of one of the file's templates, a file, or
-    /// Jinja source. Without it the file's default template, and ChatML where there is none.
+    /// `choice` is `--chat-template`: the name of one of the file's templates or of llama.cpp's, a
+    /// file, or a template itself, which has white space or Jinja in it. Without it the file's
+    /// default template, and ChatML where there is none.
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer, choice: Option<&str>) -> Result<Self> {
         let Some(choice) = choice else { return Self::of_file(gguf, tokenizer) };
         let model = Some(gguf.path());
@@ -21,8 +22,11 @@ impl ChatTemplate {
                 (own.to_owned(), model)
             }
             None if choice == "chatml" => (CHATML.to_owned(), None),
-            None if choice.contains("{{") || choice.contains("{%") => (choice.to_owned(), None),
-            None => (from_file(gguf, choice)?, Some(Path::new(choice))),
+            None if is_source(choice) => (choice.to_owned(), None),
+            None => match builtin::source(choice) {
+                Some(source) => (source, None),
+                None => (from_file(gguf, choice)?, Some(Path::new(choice))),
+            },
         };
         Self::for_tokenizer(&source, tokenizer, origin)
     }
@@ -57,7 +61,14 @@ impl ChatTemplate {
     }
 }
 
-/// The names that `--chat-template` accepts for this file.
+/// Whether a choice is a template itself. A text without Jinja is one, too, but a file's name or a
+/// misspelt one is not.
+fn is_source(choice: &str) -> bool {
+    let is_text = choice.contains(char::is_whitespace) && !choice.ends_with(".jinja");
+    choice.contains("{{") || choice.contains("{%") || is_text && !Path::new(choice).exists()
+}
+
+/// The names that this file has templates under.
 pub fn names(gguf: &Gguf) -> Vec<String> {
     let mut names = vec!["chatml".to_string()];
     if gguf.get(KEY).is_some() {
@@ -79,6 +90,10 @@ fn from_file(gguf: &Gguf, path: &str) -> Result<String> {
 }
 
 fn unknown(gguf: &Gguf, choice: &str) -> Error {
-    let names = names(gguf).join("`, `");
-    Error::Usage(format!("--chat-template: expected `{names}` or a file, got `{choice}`"))
+    let own = names(gguf).into_iter();
+    let names: Vec<String> = own.chain(builtin::names().map(String::from)).collect();
+    let names = names.join("`, `");
+    Error::Usage(format!(
+        "--chat-template: expected `{names}`, a file or a template, got `{choice}`"
+    ))
 }

@@ -4,6 +4,7 @@
 //! so they are rendered as it does: the same whitespace rules, filters, functions and names in
 //! scope. They are also programs of unknown origin: see `limits` for what keeps them in bounds.
 
+mod builtin;
 mod clock;
 mod contents;
 mod environment;
@@ -48,6 +49,8 @@ pub const RESERVED: &[&str] = &[
 pub struct ChatTemplate {
     source: String,
     main: Arc<Environment>,
+    /// The template knows tools by the name `functions` alone.
+    reads_functions: bool,
     /// The template named `tool_use`, taken when there are tools, where a model has one.
     tool_use: Option<Arc<Environment>>,
     tool_use_source: Option<String>,
@@ -71,9 +74,15 @@ impl ChatTemplate {
                 tokens.insert(name.into(), text.into());
             }
         }
+        let main = environment::compile(source, clock)?;
+        let reads_functions = source.contains("functions") && {
+            let free = environment::variables(main.clone())?;
+            free.contains("functions") && !free.contains("tools")
+        };
         Ok(Self {
             source: source.to_string(),
-            main: environment::compile(source, clock)?,
+            main,
+            reads_functions,
             tool_use: None,
             tool_use_source: None,
             tokens,
@@ -84,6 +93,19 @@ impl ChatTemplate {
     /// The source, and that of the template for requests with tools.
     pub fn source(&self) -> (&str, Option<&str>) {
         (&self.source, self.tool_use_source.as_deref())
+    }
+
+    /// Variables that llama.cpp gives beyond Hugging Face's: the date, for templates that do not
+    /// ask for `strftime_now`, and the tools as JSON text for those that know them as `functions`.
+    pub fn extras(&self, tools: Option<&Value>) -> Map<String, Value> {
+        let formats = [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")];
+        let read = formats.iter().filter(|(name, _)| self.source.contains(name));
+        let dates = read.map(|(name, format)| ((*name).into(), self.main.date(format).into()));
+        let functions = self.reads_functions.then(|| {
+            let text = tools.map_or("[]".into(), Value::to_string);
+            ("functions".to_owned(), Value::from(text))
+        });
+        dates.chain(functions).collect()
     }
 
     /// Adds another token to the names in scope (`pad_token`, `unk_token`).

@@ -95,7 +95,9 @@ impl Conversation {
     fn text(&self) -> Result<String> {
         let system = self.system.iter().map(|s| json!({ "role": "system", "content": s }));
         let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
-        self.template.render(&Value::Array(messages), None, true, &self.variables)
+        let mut variables = self.template.extras(None);
+        variables.extend(self.variables.clone());
+        self.template.render(&Value::Array(messages), None, true, &variables)
     }
 }
 

@@ -29,7 +29,8 @@ pub struct ReasoningArgs {
     #[command(flatten)]
     template: TemplateArgs,
     /// Whether the model thinks before it answers: on, off, low, medium or high, by the chat
-    /// template's own switch; auto leaves it to the template (or -rea)
+    /// template's own switch; auto leaves it to the template, and to thinking where the template
+    /// takes a missing enable_thinking for off (or -rea)
     #[arg(long, visible_alias = "reasoning", value_name = "LEVEL", default_value = "auto")]
     #[arg(value_parser = think, env = "MOEBA_REASONING")]
     think: ThinkLevel,
@@ -216,7 +217,7 @@ impl Reasoning {
     /// The template's variables: JSON counts before flags. A flag that the template cannot follow
     /// is told.
     pub fn variables(&self, template: &ChatTemplate) -> Result<Variables> {
-        let mut variables = Map::new();
+        let mut variables = template.thinking_by_default()?;
         if let Some(think) = self.think {
             match template.thinking(think)? {
                 Some(setting) => {
@@ -295,6 +296,20 @@ mod tests {
         let got = reasoning.variables(&template).unwrap();
         let expected = json!({"enable_thinking": 0, "reasoning_effort": "odd", "x": 1});
         assert_eq!(Value::Object(got), expected);
+    }
+
+    #[test]
+    fn a_missing_switch_is_on_unless_it_is_set() {
+        let source = "{% if not enable_thinking %}</think>{% endif %}";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let mut reasoning = Reasoning::default();
+        let variables = |r: &Reasoning| Value::Object(r.variables(&template).unwrap());
+        assert_eq!(variables(&reasoning), json!({"enable_thinking": true}));
+        reasoning.kwargs = super::variables(r#"{"enable_thinking": false}"#).unwrap();
+        assert_eq!(variables(&reasoning), json!({"enable_thinking": false}));
+        reasoning.kwargs.clear();
+        reasoning.set("think", "off").unwrap();
+        assert_eq!(variables(&reasoning), json!({"enable_thinking": false}));
     }
 
     #[test]

@@ -19,7 +19,8 @@ pub struct Args {
     /// tools, add_generation_prompt and variables of the template such as enable_thinking
     #[arg(value_name = "MESSAGES.json")]
     messages: PathBuf,
-    /// Chat template: one of the model's by name, chatml, or a file
+    /// Chat template: one of the model's or of llama.cpp's by name (chatml, llama3, ...), a file,
+    /// or the template itself
     #[arg(long, value_name = "NAME|FILE")]
     chat_template: Option<String>,
     /// End with the header of the assistant's answer

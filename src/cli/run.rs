@@ -100,7 +100,8 @@ pub struct TextArgs {
     /// Go on chatting after the answer to --prompt (or -cnv, which makes any model chat)
     #[arg(short, long)]
     interactive: bool,
-    /// Chat template: one of the model's by name, chatml, or a file
+    /// Chat template: one of the model's or of llama.cpp's by name (chatml, llama3, ...), a file,
+    /// or the template itself
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     #[arg(env = "MOEBA_CHAT_TEMPLATE")]

@@ -228,7 +228,8 @@ struct AnswerArgs {
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value = "-1")]
     #[arg(value_parser = sampling::n_predict, env = "MOEBA_N_PREDICT")]
     predict: i64,
-    /// Chat template: one of the model's by name, chatml, or a file
+    /// Chat template: one of the model's or of llama.cpp's by name (chatml, llama3, ...), a file,
+    /// or the template itself
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     #[arg(env = "MOEBA_CHAT_TEMPLATE")]

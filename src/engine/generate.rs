@@ -161,6 +161,8 @@ pub struct Generation {
     mask_time: Option<Duration>,
     /// Alternatives to report with each token's log probability; `None` reports none.
     n_top_logprobs: Option<usize>,
+    /// They are those that the samplers have left.
+    after_sampling: bool,
     last_logprob: Option<TokenLogprob>,
 }
 
@@ -203,6 +205,7 @@ impl Generation {
             speculation: request.speculation.clone(),
             mask_time: None,
             n_top_logprobs: None,
+            after_sampling: false,
             last_logprob: None,
         })
     }
@@ -216,6 +219,12 @@ impl Generation {
     /// [`MAX_TOP_LOGPROBS`](crate::sample::MAX_TOP_LOGPROBS).
     pub fn report_logprobs(&mut self, n_top: usize) {
         self.n_top_logprobs = Some(n_top);
+    }
+
+    /// [`report_logprobs`](Self::report_logprobs) of the tokens that samplers and grammars have
+    /// left, which each token was drawn from.
+    pub fn report_sampled(&mut self, n_top: usize) {
+        (self.n_top_logprobs, self.after_sampling) = (Some(n_top), true);
     }
 
     /// Lets drafts be verified, as far as the text's model and machine can.
@@ -291,13 +300,17 @@ impl Generation {
     /// The token that follows the one whose logits these are; they must be those of `want`.
     pub fn choose(&mut self, logits: Logits<'_>, sink: &mut dyn TextSink) -> Result<u32> {
         let n_vocab = self.n_vocab();
-        let token = match sink.forced(self.detokenizer.is_whole()) {
+        let forced = sink.forced(self.detokenizer.is_whole());
+        let token = match forced {
             Some(id) => id,
             None => self.sample(&logits)?,
         };
         if let Some(n_top) = self.n_top_logprobs {
-            let logits = &all(&logits)[..n_vocab];
-            self.last_logprob = Some(TokenLogprob::new(logits, token, n_top)?);
+            self.last_logprob = Some(match (self.after_sampling, forced) {
+                (false, _) => TokenLogprob::new(&all(&logits)[..n_vocab], token, n_top)?,
+                (true, None) => self.sampler.last_probabilities(token, n_top),
+                (true, Some(_)) => TokenLogprob::certain(token, n_top),
+            });
         }
         self.sampler.accept(token);
         Ok(token)

@@ -225,6 +225,12 @@ impl Sampler {
         self.choose()
     }
 
+    /// The probability that `id`, which was sampled last, had after all samplers, and those of the
+    /// `n_top` most probable tokens that were left.
+    pub fn last_probabilities(&mut self, id: u32, n_top: usize) -> TokenLogprob {
+        TokenLogprob::after(&mut self.candidates, id, n_top)
+    }
+
     fn choose(&mut self) -> Result<u32> {
         let Self { stages, candidates, rng, choice, .. } = self;
         if candidates.list.is_empty() {

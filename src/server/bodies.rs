@@ -21,6 +21,7 @@ use super::report::LogRequests;
 use super::router::Call;
 use super::service::Service;
 use super::sockets::{Reading, is_slow};
+use crate::meter;
 
 /// The longest body that is short. Reading one takes at most some MiB.
 const SHORT: usize = 64 << 10;
@@ -168,15 +169,6 @@ fn parsed_bytes(json: &[u8]) -> usize {
     n
 }
 
-/// Gives memory that was freed back to the system: glibc keeps it for each of its threads.
-fn give_back() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: takes the allocator's own locks, and touches nothing that is in use.
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 impl Call {
     /// Reads the body as JSON and runs `work` on it, on a thread that may take its time.
     pub async fn with_body<T: Send + 'static>(
@@ -194,14 +186,14 @@ impl Call {
             false => (body, None),
         };
         let work = move || {
-            let value = serde_json::from_slice(&body.bytes).map_err(|e| {
+            let value = super::body::json(&body.bytes).map_err(|e| {
                 let message = format!("the request's body is no JSON: {e}");
                 ApiError::new(Kind::Invalid, "invalid_json", message)
             });
             drop(body);
             let result = value.and_then(|value: Value| work(&value, &service));
             if is_long {
-                give_back();
+                meter::give_back();
             }
             drop(room);
             result

@@ -150,8 +150,10 @@ impl ApiError {
 
     /// A part of a message at `path` that is no text.
     pub fn not_text(path: &str, kind: &str) -> ApiError {
-        let message =
-            format!("{path}: image input is not supported, nor sound and files: got {kind}");
+        let message = format!(
+            "{path}: image input is not supported, nor sound and files: got {kind}: describe it in \
+             words or leave it out; documents may have plain text"
+        );
         ApiError::invalid(path, message)
     }
 
@@ -216,6 +218,18 @@ impl ApiError {
         self.kind.status(wire)
     }
 
+    /// Whether the same request may succeed later, for clients that try again by themselves;
+    /// `None`: it may or may not, and they know as much.
+    fn is_retry_of_use(&self) -> Option<bool> {
+        match self.kind {
+            Kind::RateLimit | Kind::Overloaded | Kind::Loading => Some(true),
+            // A slow body may come faster, and a disk may recover. All else gives the same again.
+            Kind::Body(408) => None,
+            Kind::Server if self.code == "io_error" => None,
+            _ => Some(false),
+        }
+    }
+
     /// The body.
     pub fn body(&self, wire: Wire, request_id: &str) -> Value {
         let (status, name) = (self.status(wire), self.kind.name(wire));
@@ -265,6 +279,10 @@ impl ApiError {
             let ms = self.retry_after_ms.unwrap_or(seconds * 1000);
             headers.insert("retry-after-ms", ms.into());
         }
+        if let Some(is_of_use) = self.is_retry_of_use() {
+            let value = HeaderValue::from_static(if is_of_use { "true" } else { "false" });
+            headers.insert("x-should-retry", value);
+        }
         if self.kind == Kind::Authentication {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -298,6 +316,32 @@ mod tests {
             } })
         );
         assert_eq!(error.body(Wire::Native, "r")["error"]["code"], 400);
+    }
+
+    #[test]
+    fn retries_are_asked_for_where_they_may_help() {
+        let asks = |error: ApiError| {
+            let response = error.response(Wire::OpenAi, "r");
+            let value = response.headers().get("x-should-retry");
+            value.map(|value| value.to_str().unwrap() == "true")
+        };
+        let io = ApiError::new(Kind::Server, "io_error", "");
+        let slow = ApiError::new(Kind::Body(408), "body_timeout", "");
+        let limit = ApiError::new(Kind::RateLimit, "rate_limit_exceeded", "");
+        let large = ApiError::new(Kind::Body(413), "body_too_large", "");
+        assert_eq!([io, slow].map(asks), [None; 2]);
+        assert_eq!(
+            [ApiError::loading(), ApiError::shutting_down(), limit].map(asks),
+            [Some(true); 3]
+        );
+        let never = [
+            ApiError::invalid("x", ""),
+            ApiError::context_overflow(9, 4),
+            ApiError::not_supported(""),
+            ApiError::server("the grammar cannot be followed"),
+            large,
+        ];
+        assert_eq!(never.map(asks), [Some(false); 5]);
     }
 
     #[test]

@@ -19,11 +19,9 @@ pub enum Event {
         slot: usize,
         n_reused: usize,
     },
-    /// `n_done` of `n_total` tokens of the prompt are computed or were there.
+    /// `n_done` tokens of the prompt are computed or were there.
     Progress {
         n_done: usize,
-        n_total: usize,
-        n_reused: usize,
         time: Duration,
     },
     /// Text before the answer itself.
@@ -179,7 +177,7 @@ mod tests {
     }
 
     fn progress(n_done: usize) -> Event {
-        Event::Progress { n_done, n_total: 9, n_reused: 0, time: Duration::ZERO }
+        Event::Progress { n_done, time: Duration::ZERO }
     }
 
     #[test]

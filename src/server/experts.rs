@@ -201,7 +201,7 @@ fn digit(expert: &PlacedExpert) -> u32 {
 
 /// Counts since the start, and the slots.
 fn figures(service: &Service) -> Map<String, Value> {
-    let status = service.scheduler.status();
+    let status = service.status();
     let counts = &status.counts;
     let traffic = service.engine().expert_traffic();
     let pages = status.page_counts;

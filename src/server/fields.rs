@@ -63,6 +63,11 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
+    /// Whether the field is there, `null` or not.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
     /// Reads over fields that have no meaning here.
     pub fn ignore(&self, names: &[&'static str]) {
         self.read.borrow_mut().extend(names);
@@ -122,16 +127,26 @@ impl<'a> Fields<'a> {
     ) -> ApiResult<Option<i64>> {
         let (from, to) = (range.start(), range.end());
         let expected = match *to {
+            i64::MAX if *from == i64::MIN => "a whole number".to_owned(),
             i64::MAX => format!("a whole number of at least {from}"),
             to => format!("a whole number from {from} to {to}"),
         };
         self.typed(name, &expected, |value| integer(value).filter(|n| range.contains(n)))
     }
 
-    /// A whole number, where −1 is none.
+    /// A whole number, where negative ones are none.
     pub fn count(&self, name: &'static str) -> ApiResult<Option<Option<usize>>> {
-        let n = self.integer(name, -1..=i64::MAX)?;
+        let n = self.integer(name, i64::MIN..=i64::MAX)?;
         Ok(n.map(|n| usize::try_from(n).ok()))
+    }
+
+    /// A seed: any whole number of 64 bits, signed or not. −1 is none.
+    pub fn seed(&self, name: &'static str) -> ApiResult<Option<Option<u64>>> {
+        self.typed(name, "a whole number of 64 bits", |value| match integer(value) {
+            Some(-1) => Some(None),
+            Some(n) => Some(Some(n as u64)),
+            None => value.as_u64().map(Some),
+        })
     }
 
     /// Strings: one, or a list.
@@ -168,6 +183,14 @@ mod tests {
         assert_eq!(fields.string("a").unwrap(), Some("x"));
         assert_eq!(fields.integer("n", 0..=5).unwrap(), Some(3));
         assert_eq!(fields.boolean("none").unwrap(), None);
+        let seeds = json!({"a": -7, "b": u64::MAX, "c": -1, "d": 1.5, "e": 7.0});
+        let seeds = Fields::of(&seeds, "").unwrap();
+        assert_eq!(seeds.seed("a").unwrap(), Some(Some(-7i64 as u64)));
+        assert_eq!(seeds.seed("b").unwrap(), Some(Some(u64::MAX)));
+        assert_eq!((seeds.seed("c").unwrap(), seeds.seed("x").unwrap()), (Some(None), None));
+        assert!(seeds.seed("d").is_err());
+        assert_eq!(seeds.seed("e").unwrap(), Some(Some(7)));
+        assert_eq!(seeds.count("a").unwrap(), Some(None));
         let error = fields.integer("big", 0..=5).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("outer.big"));
         assert_eq!(error.message, "outer.big: expected a whole number from 0 to 5, got 99");

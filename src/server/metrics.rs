@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::events::Finish;
+use super::random;
 use super::service::Service;
 use crate::engine::scheduler::{Counts, Histogram, SECONDS, SlotStatus, Status};
 use crate::engine::{DraftSource, Drafted};
@@ -14,11 +15,15 @@ use crate::engine::{DraftSource, Drafted};
 /// Counts since the start.
 #[derive(Debug)]
 pub struct Metrics {
+    /// In seconds since 1970-01-01.
+    started: u64,
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     rejected: Mutex<BTreeMap<&'static str, u64>>,
     cancelled: Mutex<BTreeMap<&'static str, u64>>,
     unknown_fields: AtomicU64,
     n_generated: AtomicU64,
+    /// Tokens of the longest text that has ended.
+    longest: AtomicU64,
     times: Mutex<Times>,
 }
 
@@ -34,11 +39,13 @@ impl Default for Metrics {
     fn default() -> Self {
         let times = Histogram::new(&SECONDS);
         Metrics {
+            started: random::now(),
             requests: Mutex::default(),
             rejected: Mutex::default(),
             cancelled: Mutex::default(),
             unknown_fields: AtomicU64::default(),
             n_generated: AtomicU64::default(),
+            longest: AtomicU64::default(),
             times: Mutex::new(Times { first_token: times, queue: times, whole: times }),
         }
     }
@@ -49,6 +56,11 @@ fn add<K: Ord>(counts: &Mutex<BTreeMap<K, u64>>, key: K) {
 }
 
 impl Metrics {
+    /// When the server has started, in seconds since 1970-01-01.
+    pub fn started(&self) -> u64 {
+        self.started
+    }
+
     /// A request was answered. `route` is one of ours, not the client's text.
     pub fn add_request(&self, route: &'static str, status: u16) {
         add(&self.requests, (route, status));
@@ -72,6 +84,7 @@ impl Metrics {
     pub fn add_finish(&self, finish: &Finish, time: Duration) {
         let n_generated = finish.outcome.n_generated as u64;
         self.n_generated.fetch_add(n_generated, Ordering::Relaxed);
+        self.longest.fetch_max(finish.n_prompt as u64 + n_generated, Ordering::Relaxed);
         let mut times = lock(&self.times);
         times.first_token.add_time(finish.queue_time + finish.outcome.prompt_time);
         times.queue.add_time(finish.queue_time);
@@ -113,17 +126,17 @@ impl Metrics {
     }
 
     fn of_service(&self, service: &Service, out: &mut String) {
-        let status = service.scheduler.status();
+        let status = service.status();
         let counts = status.counts;
         let n_parked = status.n_parked();
         let is_running = |slot: &&SlotStatus| slot.job.is_some() && !slot.is_parked;
         let n_running = status.slots.iter().filter(is_running).count();
         let n_past: usize = status.slots.iter().map(|slot| slot.n_past).sum();
-        let most = status.slots.iter().map(|slot| slot.n_past).max().unwrap_or(0) as f64;
         let room = service.engine().plan().n_ctx_all.max(1);
         let seconds = |ns: u64| ns as f64 / 1e9;
         let rate = |n: u64, ns: u64| n as f64 / seconds(ns).max(1e-9) * f64::from(ns > 0);
         let (prompt, decode) = (counts.prompt_ns, counts.decode_ns);
+        let longest = self.longest.load(Ordering::Relaxed) as f64;
         let predicted = self.n_generated.load(Ordering::Relaxed) as f64;
         let busy = counts.n_decode as f64 / (counts.n_steps as f64).max(1.0);
         let c = "counter";
@@ -135,11 +148,17 @@ impl Metrics {
                 "Tokens of prompts that were computed.",
                 counts.n_prompt as f64,
             ),
+            (
+                "prompt_tokens_cached_total",
+                c,
+                "Tokens of prompts that were in a cache.",
+                counts.n_reused as f64,
+            ),
             ("prompt_seconds_total", c, "Time of prompts' passes.", seconds(prompt)),
             ("tokens_predicted_total", c, "Tokens of answers that have ended.", predicted),
             ("tokens_predicted_seconds_total", c, "Time of steps of decode.", seconds(decode)),
             ("n_decode_total", c, "Steps of decode.", counts.n_steps as f64),
-            ("n_tokens_max", g, "Tokens in the fullest cache.", most),
+            ("n_tokens_max", c, "Tokens of the longest text so far.", longest),
             ("n_busy_slots_per_decode", g, "Texts in a step of decode.", busy),
             ("prompt_tokens_seconds", g, "Prompt tokens a second.", rate(counts.n_prompt, prompt)),
             ("predicted_tokens_seconds", g, "Tokens a second.", rate(counts.n_decode, decode)),
@@ -211,6 +230,15 @@ fn drafts(counts: &Counts, out: &mut String) {
     ];
     for (name, help, value) in series {
         one(out, &format!("moeba_spec_{name}_total"), "counter", help, value as f64);
+    }
+    let all = counts.drafts.all();
+    for (name, help, value) in [
+        ("draft_tokens", "Tokens that were computed as drafts.", all.n),
+        ("accepted_tokens", "Drafts that the sampler chose.", all.n_accepted),
+        ("drafts", "Steps of decode with drafts.", counts.n_verified),
+    ] {
+        let name = format!("llamacpp:spec_decode_num_{name}_total");
+        one(out, &name, "counter", help, value as f64);
     }
 }
 

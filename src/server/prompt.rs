@@ -89,7 +89,8 @@ impl Templates {
             Some((last, others)) if chat.continues => (text_of(last), others),
             _ => (String::new(), chat.messages.as_slice()),
         };
-        Ok((self.render_messages(messages, &chat.tools, &variables)?, begun))
+        let rendered = self.render_messages(messages, &chat.tools, !chat.ends_bare, &variables);
+        Ok((rendered?, begun))
     }
 
     /// The prompt of messages. Where the template refuses them, it gets them again as more
@@ -99,14 +100,19 @@ impl Templates {
         &self,
         messages: &[Value],
         tools: &Tools,
+        add_generation_prompt: bool,
         variables: &Map<String, Value>,
     ) -> Result<Rendered> {
         let (template, controls) = (&self.template, &self.controls);
         let declared = self.tools.declared(tools);
+        let mut all = self.template.extras(declared.as_ref());
+        all.extend(variables.clone());
+        let variables = &all;
         let render = |mut messages: Vec<Value>| {
             prepare_messages(&mut messages, tools, &self.tools);
             let messages = Value::Array(messages);
-            template.render_contents(controls, &messages, declared.as_ref(), true, variables)
+            let (tools, asks) = (declared.as_ref(), add_generation_prompt);
+            template.render_contents(controls, &messages, tools, asks, variables)
         };
         let first = render(messages.to_vec());
         let Err(why) = &first else { return first };
@@ -312,6 +318,19 @@ pub mod tests {
         let call = json!({ "role": "assistant", "content": "", "tool_calls": [{ "id": "1" }] });
         let result = json!({ "role": "tool", "content": "x", "tool_call_id": "1" });
         assert_eq!(joined(&[a, call, c.clone(), c, result.clone(), result]).unwrap().len(), 5);
+    }
+
+    #[test]
+    fn templates_see_what_llama_cpp_gives() {
+        const SOURCE: &str = "{{ '\\n' + functions }} {{ datetime | length }} {{ date_string[2] }}\
+            {% for m in messages %}{{ m.content }}{% endfor %}";
+        let (templates, _) = templates(SOURCE, false);
+        let chat = Chat { messages: vec![message("user", "a")], ..Chat::default() };
+        assert_eq!(templates.render(&chat).as_deref(), Ok("\n[] 11  a"));
+        let bare = Chat { ends_bare: true, ..chat.clone() };
+        let (templates, _) = self::templates("a{% if add_generation_prompt %}b{% endif %}", false);
+        let rendered = [&chat, &bare].map(|chat| templates.render(chat).unwrap());
+        assert_eq!(rendered, ["ab", "a"]);
     }
 
     #[test]

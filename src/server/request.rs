@@ -23,6 +23,8 @@ pub struct Request {
     pub form: Option<Grammar>,
     /// The most probable tokens to report with each token; `None` reports nothing.
     pub n_logprobs: Option<usize>,
+    /// They are of what the samplers have left.
+    pub after_sampling: bool,
     /// Requests of other salts share no cached text.
     pub salt: String,
     pub scheduling: Scheduling,
@@ -74,6 +76,8 @@ pub struct Chat {
     pub messages: Vec<Value>,
     /// The last message is the assistant's, and the answer goes on in it.
     pub continues: bool,
+    /// The prompt ends with the last message, without the beginning of an answer.
+    pub ends_bare: bool,
     /// The tools that may be called.
     pub tools: Arc<Tools>,
     pub tool_choice: ToolChoice,

@@ -1,5 +1,6 @@
 //! The model as the routes use it: requests become jobs, and jobs' events an answer.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,13 +23,16 @@ use crate::chat::reasoning::{AnswerStart, Budget};
 use crate::chat::tools::{Calls, Mode, Scanner};
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::{
-    AnySink, Histogram, Job, Refused, SECONDS, Scheduler, SchedulerOptions,
+    AnySink, Histogram, Job, JobStatus, Refused, SECONDS, Scheduler, SchedulerOptions, Status,
 };
 use crate::engine::{self, Engine, Generation, SpecMode, Speculation};
 use crate::sample::grammar::{Constraint, Grammar};
 use crate::sample::{LogitBias, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
 use crate::{Error, Result};
+
+/// Jobs that have ended and may still be in a snapshot.
+const MAX_ENDED: usize = 256;
 
 /// A loaded model, its scheduler and its chat template.
 pub struct Service {
@@ -41,6 +45,8 @@ pub struct Service {
     pub bodies: Bodies,
     /// Jobs that are not done.
     open: Mutex<Vec<OpenJob>>,
+    /// The jobs that ended last: a snapshot may be older than their answers.
+    ended: Mutex<VecDeque<u64>>,
     /// Times in which grammars were compiled.
     compile_times: Mutex<Histogram>,
 }
@@ -78,6 +84,18 @@ pub struct Prepared {
     hash: [u8; 32],
 }
 
+impl Prepared {
+    /// Tokens of the prompt.
+    pub fn n_prompt(&self) -> usize {
+        self.prompt.len()
+    }
+
+    /// The text of the prompt's tokens.
+    pub fn prompt_text(&self, service: &Service) -> String {
+        service.engine().tokenizer().decode_lossy(&self.prompt, false).unwrap_or_default()
+    }
+}
+
 /// An answer that comes. Dropping it cancels its jobs.
 pub struct Answer {
     service: Arc<Service>,
@@ -107,14 +125,47 @@ impl Service {
     ) -> Result<Service> {
         let scheduler = Scheduler::on_disk(engine, options, kv_folder)?;
         let compile_times = Mutex::new(Histogram::new(&SECONDS));
-        let open = Mutex::default();
         let adapters = AdapterScales::of(engine);
         let bodies = Bodies::new(engine.plan().body_bytes);
-        Ok(Service { scheduler, templates, info, defaults, adapters, bodies, open, compile_times })
+        Ok(Service {
+            scheduler,
+            templates,
+            info,
+            defaults,
+            adapters,
+            bodies,
+            open: Mutex::default(),
+            ended: Mutex::default(),
+            compile_times,
+        })
     }
 
     pub fn engine(&self) -> &Arc<Engine> {
         self.scheduler.engine()
+    }
+
+    /// The newest snapshot, without jobs whose answers clients have.
+    pub fn status(&self) -> Arc<Status> {
+        let status = self.scheduler.status();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_ended = |job: &JobStatus| ended.contains(&job.id);
+        if !status.slots.iter().any(|slot| slot.job.as_ref().is_some_and(has_ended)) {
+            return status;
+        }
+        let mut status = (*status).clone();
+        for slot in &mut status.slots {
+            slot.job.take_if(|job| has_ended(job));
+        }
+        Arc::new(status)
+    }
+
+    /// Notes that a job's answer is complete.
+    fn note_end(&self, id: u64) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.push_back(id);
+        if ended.len() > MAX_ENDED {
+            ended.pop_front();
+        }
     }
 
     /// Ends all jobs at once.
@@ -130,11 +181,7 @@ impl Service {
     /// Renders, tokenizes and checks. Takes a while: not for a thread that serves sockets.
     pub fn prepare(&self, mut request: Request) -> ApiResult<Prepared> {
         let engine = self.engine();
-        if engine.check_continues().is_err() {
-            let message = "the model fills in masked tokens of a whole text (diffusion): it \
-                           continues none";
-            return Err(ApiError::invalid("model", message));
-        }
+        engine.check_continues().map_err(|_| continues_none())?;
         let n_ctx = engine.n_ctx();
         let Encoded { tokens, text } = self.encode(&request.prompt, n_ctx)?;
         if tokens.len() >= n_ctx {
@@ -168,7 +215,7 @@ impl Service {
                 request.sampling.logit_bias.extend(bans);
             }
         }
-        let n_logprobs = request.n_logprobs;
+        let (n_logprobs, after_sampling) = (request.n_logprobs, request.after_sampling);
         let seed = request.sampling.seed.unwrap_or_else(super::random::seed);
         let speculation = self.speculation(&request);
         let generations = (0..request.n_choices as u64).map(|i| {
@@ -187,8 +234,10 @@ impl Service {
             if let Some(constraint) = &constraint {
                 generation.constrain(constraint.clone());
             }
-            if let Some(n_top) = n_logprobs {
-                generation.report_logprobs(n_top);
+            match n_logprobs {
+                Some(n_top) if after_sampling => generation.report_sampled(n_top),
+                Some(n_top) => generation.report_logprobs(n_top),
+                None => {}
             }
             Ok(generation)
         });
@@ -416,6 +465,11 @@ fn json_schema(form: &Grammar) -> Option<Value> {
     }
 }
 
+fn continues_none() -> ApiError {
+    let message = "the model fills in masked tokens of a whole text (diffusion): it continues none";
+    ApiError::invalid("model", message)
+}
+
 fn queue_full(n_queued: usize, wait: Duration) -> ApiError {
     let seconds = wait.as_secs_f64().ceil() as u64;
     let message = format!(
@@ -448,7 +502,12 @@ impl Answer {
         }
         match &event {
             Event::Started { .. } => self.has_started = true,
-            Event::Finished(_) => self.n_open -= 1,
+            Event::Finished(_) => {
+                self.n_open -= 1;
+                if let Some(id) = self.ids.get(choice) {
+                    self.service.note_end(*id);
+                }
+            }
             // The other choices are of no use without it.
             Event::Failed(_) => {
                 self.n_open = 0;

@@ -122,8 +122,6 @@ impl TextSink for Sink {
         if self.settings.wants_progress {
             self.sender.send(Event::Progress {
                 n_done: self.n_reused + done,
-                n_total: self.settings.n_prompt,
-                n_reused: self.n_reused,
                 time: self.start.elapsed().saturating_sub(self.queue_time),
             });
         }

@@ -12,7 +12,7 @@ use super::router::json as response;
 use super::service::Service;
 use crate::engine::SpecMode;
 use crate::engine::scheduler::{SlotStatus, Status};
-use crate::sample::{PARAMETERS, Parameter, SamplerOptions};
+use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerOptions};
 
 /// `GET /health`
 pub fn health(app: &App) -> ApiResult<Response<Body>> {
@@ -49,6 +49,7 @@ pub fn metrics(app: &App) -> ApiResult<Response<Body>> {
     let mut response = Response::new(body::whole(app.metrics.text(service.as_deref())));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response.headers_mut().insert("process-start-time-unix", app.metrics.started().into());
     Ok(response)
 }
 
@@ -58,7 +59,7 @@ pub fn slots(app: &App, query: &str) -> ApiResult<Response<Body>> {
         return Err(ApiError::not_supported("start the server without --no-slots to have this"));
     }
     let service = app.loaded()?;
-    let status = service.scheduler.status();
+    let status = service.status();
     let is_free = status.slots.iter().any(|slot| slot.job.is_none()) || status.slots.is_empty();
     if query.split('&').any(|part| part.starts_with("fail_on_no_slot")) && !is_free {
         let message = "no slot is free";
@@ -111,7 +112,7 @@ pub fn props(app: &App) -> ApiResult<Response<Body>> {
         "total_slots": service.info.n_parallel,
         "kv_unified": plan.shares_kv(),
         "n_ctx_all": plan.n_ctx_all,
-        "n_parked": service.scheduler.status().n_parked(),
+        "n_parked": service.status().n_parked(),
         "model_alias": service.info.name(),
         "model_path": service.info.path,
         "modalities": { "vision": false, "audio": false },
@@ -131,6 +132,11 @@ pub fn deterministic(service: &Service) -> &'static str {
     if service.engine().is_exact() { "exact" } else { "load" }
 }
 
+/// A bias as llama-server tells it: `null` for a ban.
+pub fn bias(bias: &LogitBias) -> Value {
+    json!({ "bias": (!bias.is_ban()).then_some(bias.bias), "token": bias.id })
+}
+
 /// Each sampling parameter, by the name of its field, and the most tokens of an answer.
 pub fn settings(sampling: &SamplerOptions, n_predict: Option<usize>) -> Value {
     let value = |p: &Parameter| match p.is_whole() {
@@ -145,5 +151,13 @@ pub fn settings(sampling: &SamplerOptions, n_predict: Option<usize>) -> Value {
     settings.insert("seed".into(), seed.into());
     let samplers: Vec<&str> = sampling.samplers.iter().map(|kind| kind.name()).collect();
     settings.insert("samplers".into(), samplers.into());
+    settings.insert("logit_bias".into(), sampling.logit_bias.iter().map(bias).collect());
+    let breakers = sampling.dry.breakers.as_slice();
+    settings.insert("dry_sequence_breakers".into(), breakers.into());
+    for (name, value) in
+        [("max_tokens", n_predict), ("n_keep", 0), ("n_discard", 0), ("min_keep", 0)]
+    {
+        settings.insert(name.into(), value.into());
+    }
     Value::Object(settings)
 }

@@ -357,8 +357,8 @@ fn errors_have_anthropics_form() {
     for (changes, words) in [
         (json!({"messages": []}), "messages: "),
         (json!({"messages": [{"role": "user", "content": image}]}), "image input is not supported"),
-        (json!({"max_tokens": -1}), "max_tokens: "),
-        (json!({"stop_sequences": [""]}), "stop_sequences: "),
+        (json!({"max_tokens": 1.5}), "max_tokens: "),
+        (json!({"stop_sequences": 5}), "stop_sequences: "),
         (json!({"temperature": "hot"}), "temperature: "),
         (json!({"thinking": {"type": "much"}}), "thinking.type: "),
         (json!({"thinking": {"type": "adaptive", "display": "none"}}), "thinking.display: "),

@@ -62,7 +62,7 @@ fn large_bodies_are_refused() {
     }
     for text in [
         &b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\xfe\"}]}"[..],
-        b"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}",
+        b"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud80\"}]}",
         b"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"temperature\":1e999}",
         b"\xef\xbb\xbf{}",
     ] {

@@ -42,6 +42,9 @@ mod limits;
 // Cancelling, a full queue, the end of the server.
 mod load;
 
+// What the most lenient servers take: notes, null, values that mean off, llama-server's fields.
+mod lenient;
+
 // Before the model is loaded.
 mod loading;
 

@@ -301,7 +301,7 @@ fn errors_have_ollamas_form() {
         (json!({"format": "xml"}), "format: "),
         (json!({"format": {"type": "hiccup"}}), "hiccup"),
         (json!({"options": {"temperature": "hot"}}), "options.temperature: "),
-        (json!({"options": {"num_predict": -3}}), "options.num_predict: "),
+        (json!({"options": {"num_predict": 1.5}}), "options.num_predict: "),
         (json!({"options": []}), "options: "),
         (json!({"think": "deep"}), "think: "),
         (json!({"top_logprobs": 21}), "top_logprobs: "),

@@ -117,7 +117,7 @@ fn plain_text_is_continued() {
     let fields = json!(["content", "generation_settings/n_predict", "timings/none"]);
     let body = json!({"prompt": "The package", "n_predict": 5, "response_fields": fields});
     let few = server.post("/completion", &with(body)).json();
-    assert_eq!(few, json!({"content": text, "n_predict": 5}));
+    assert_eq!(few, json!({"content": text, "generation_settings/n_predict": 5}));
     // Tokens are told before it is known whether their text ends the answer.
     let stop = format!("{}\u{1}", &text[..text.len() - 1]);
     let chunks = |has_tokens: bool| {

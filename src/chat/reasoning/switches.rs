@@ -136,6 +136,22 @@ impl ChatTemplate {
         Ok((!setting.variables.is_empty()).then_some(setting))
     }
 
+    /// Variables that let a template think where nothing is said, if it takes a missing switch for
+    /// one that is off, as `{% if not enable_thinking %}` does; empty otherwise.
+    pub fn thinking_by_default(&self) -> Result<Map<String, Value>> {
+        const PLAIN: &str = r"\bnot\s+enable_thinking\s*(-?%\}|\)|and\b|or\b)";
+        let switch = |is_on: bool| Map::from_iter([("enable_thinking".to_owned(), is_on.into())]);
+        let is_plain = Regex::new(PLAIN).is_ok_and(|pattern| pattern.is_match(&self.source));
+        if !is_plain || !self.variables()?("enable_thinking") {
+            return Ok(Map::new());
+        }
+        let question = json!([{ "role": "user", "content": "?" }]);
+        let render = |variables: &Map<_, _>| self.render(&question, None, true, variables).ok();
+        let (off, on) = (render(&switch(false)), render(&switch(true)));
+        let is_off = off.is_some() && render(&Map::new()) == off && on.is_some() && on != off;
+        Ok(if is_off { switch(true) } else { Map::new() })
+    }
+
     /// What makes the template keep the reasoning of earlier answers, or leave it out; empty if it
     /// has no switch for that.
     pub fn keeping_reasoning(&self, keep: bool) -> Result<Map<String, Value>> {
@@ -225,6 +241,28 @@ mod tests {
         assert_eq!(setting(source, Think::High), Some((expected, false)));
         // `thinking` goes off; gpt-oss has no effort for "not at all".
         assert_eq!(setting(source, Think::Off), Some((json!({"thinking": false}), false)));
+    }
+
+    #[test]
+    fn a_missing_switch_is_on_where_the_template_takes_it_for_off() {
+        let by_default = |source: &str| {
+            let template = ChatTemplate::new(source, "", "").unwrap();
+            Value::Object(template.thinking_by_default().unwrap())
+        };
+        let on = json!({"enable_thinking": true});
+        assert_eq!(by_default("<think>{%- if not enable_thinking %}</think>{% endif %}"), on);
+        assert_eq!(by_default("{% if not enable_thinking and 1 %}</think>{% endif %}"), on);
+        for other in [
+            "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}",
+            "{% if not enable_thinking is defined %}{% set enable_thinking = false %}{% endif %}\
+             {{ enable_thinking }}",
+            "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}",
+            "{% set enable_thinking = enable_thinking | default(true) %}\
+             {% if not enable_thinking %}</think>{% endif %}",
+            "no switch",
+        ] {
+            assert_eq!(by_default(other), json!({}), "{other}");
+        }
     }
 
     #[test]

@@ -38,7 +38,8 @@ pub struct Tools {
 
 impl Tools {
     /// The `tools` of a chat request: functions and custom tools, their fields in an object of
-    /// their own or, as in the Responses API, beside `type`. `null` is no tools.
+    /// their own or, as in the Responses API, beside `type`. One without a type is a function;
+    /// those of other types, which servers run, are left out. `null` is no tools.
     pub fn parse(tools: &Value) -> Result<Self> {
         if tools.is_null() {
             return Ok(Self::default());
@@ -47,9 +48,14 @@ impl Tools {
         let mut out = Self::default();
         for (at, item) in items.iter().enumerate() {
             let fault = |text: &str| Error::Invalid(format!("tools[{at}]{text}"));
-            let custom = match item["type"].as_str() {
-                Some("function") => None,
-                Some("custom") => Some(()),
+            let custom = match &item["type"] {
+                Value::String(kind) if kind == "function" => None,
+                Value::Null if item.is_object() => None,
+                Value::String(kind) if kind == "custom" => Some(()),
+                Value::String(kind) => {
+                    log::warn!("tools[{at}]: a tool of the type {kind:?} is left out");
+                    continue;
+                }
                 _ => return Err(fault(".type: expected `function` or `custom`")),
             };
             let kind = if custom.is_some() { "custom" } else { "function" };
@@ -178,8 +184,12 @@ mod tests {
                 { "type": "grammar", "syntax": "lark", "definition": "start: \"x\"" } },
             { "type": "custom", "custom": { "name": "d", "format":
                 { "type": "grammar", "grammar": { "syntax": "regex", "definition": "x" } } } },
+            { "type": "web_search" },
+            { "function": { "name": "e" } },
+            { "type": null, "name": "f" },
         ]))
         .unwrap();
+        assert_eq!(tools.iter().count(), 6);
         let empty = json!({ "type": "object", "properties": {} });
         assert_eq!(tools.get("b").unwrap().parameters, empty);
         assert!(tools.get("b").unwrap().is_strict && !tools.get("a").unwrap().is_strict);
@@ -199,7 +209,10 @@ mod tests {
     fn faults_name_their_place() {
         for (tools, expected) in [
             (json!({}), "tools: expected an array"),
-            (json!([{ "type": "mcp" }]), "tools[0].type"),
+            (json!([{ "type": 5 }]), "tools[0].type"),
+            (json!([5]), "tools[0].type"),
+            (json!([{}]), "tools[0].name"),
+            (json!([{ "type": "mcp" }, { "type": "function" }]), "tools[1].name"),
             (json!([{ "type": "function", "name": "a b" }]), "tools[0].name"),
             (json!([{ "type": "function", "name": "" }]), "tools[0].name"),
             (

@@ -46,7 +46,7 @@ impl ToolChoice {
         let mode = |name: Option<&str>| match name {
             None | Some("auto") => Ok(Mode::Auto),
             Some("none") => Ok(Mode::None),
-            Some("required") => Ok(Mode::Required),
+            Some("required" | "any") => Ok(Mode::Required),
             Some(other) => Err(Error::Invalid(format!(
                 "tool_choice: expected `auto`, `none`, `required` or an object, got `{other}`"
             ))),
@@ -54,6 +54,14 @@ impl ToolChoice {
         let parsed = match choice {
             Value::Null => Self::default(),
             Value::String(name) => Self { mode: mode(Some(name))?, only: None },
+            // Anthropic's way.
+            Value::Object(_)
+                if ["auto", "any", "none", "required"]
+                    .iter()
+                    .any(|name| choice["type"] == *name) =>
+            {
+                Self { mode: mode(choice["type"].as_str())?, only: None }
+            }
             Value::Object(_) if choice["type"] == "allowed_tools" => {
                 let fields = choice.get("allowed_tools").unwrap_or(choice);
                 let listed = fields["tools"].as_array().map_or(&[][..], Vec::as_slice);
@@ -676,7 +684,12 @@ mod tests {
         let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "auto",
             "tools": [{ "type": "function", "function": { "name": "edit" } }] } });
         assert_eq!(parse(allowed).unwrap(), ToolChoice { mode: Mode::Auto, only: only("edit") });
-        for bad in [json!("any"), json!({ "type": "function", "name": "x" }), json!({}), json!(3)] {
+        let any = ToolChoice { mode: Mode::Required, only: None };
+        for choice in [json!("any"), json!({ "type": "any" }), json!("required")] {
+            assert_eq!(parse(choice).unwrap(), any);
+        }
+        for bad in [json!("some"), json!({ "type": "function", "name": "x" }), json!({}), json!(3)]
+        {
             assert!(parse(bad).unwrap_err().to_string().starts_with("tool_choice: "));
         }
         let none = ToolChoice { mode: Mode::None, only: None };

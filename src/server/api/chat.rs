@@ -7,7 +7,9 @@ use hyper::http::Response;
 use serde_json::{Map, Value, json};
 
 use super::chat_stream::ChatStream;
-use super::logprobs::{list, n_logprobs};
+use super::custom;
+use super::logprobs::{after_sampling, list, n_logprobs};
+use super::native::{Told, settings_of};
 use super::responses::token_count;
 use super::sampling::{self, WITHOUT_EFFECT};
 use super::usage::{moeba, reason, timings, usage};
@@ -35,7 +37,11 @@ pub struct Style {
     pub has_usage_always: bool,
     pub has_timings: bool,
     pub has_progress: bool,
+    /// The answer has `__verbose`.
+    pub is_verbose: bool,
     pub n_choices: usize,
+    /// The tools that may be called.
+    pub tools: Arc<Tools>,
     /// The inner `None` is any silence.
     pub ping: Option<Option<Duration>>,
 }
@@ -75,33 +81,42 @@ impl Header {
 /// `POST /v1/chat/completions`
 pub async fn answer(call: &mut router::Call) -> ApiResult<Response<Body>> {
     let app = call.app.clone();
-    let (prepared, style, service) = call
+    let (prepared, style, verbose, service) = call
         .with_body(move |body, service| {
             let fields = Fields::of(body, "")?;
             sampling::check_model(&fields, service, app.options.strict_model)?;
             let (request, style) = read(&fields, service)?;
             app.note_unknown(&fields);
-            Ok((service.prepare(request)?, style, service.clone()))
+            let settings = style.is_verbose.then(|| settings_of(&request, service));
+            let prepared = vec![service.prepare(request)?];
+            let verbose = settings.map(|settings| Told::new(settings, &prepared, true, service));
+            Ok((prepared, style, verbose, service.clone()))
         })
         .await?;
-    let answer = service.submit(vec![prepared], &call.client)?;
+    let answer = service.submit(prepared, &call.client)?;
     let header = Header::new("chatcmpl-", &service);
     let ping = style.ping.unwrap_or(call.app.options.ping);
     if let Some(report) = call.report.take_if(|_| style.is_stream) {
-        let stream = ChatStream::new(header, style, answer.n_prompt, &service);
+        let stream = ChatStream::new(header, style, verbose, answer.n_prompt, &service);
         return Ok(sse::respond(answer, Box::new(stream), report, ping));
     }
     let Some(report) = &mut call.report else {
         return Err(ApiError::server("the request was answered before"));
     };
     let choices = collect(answer, style.n_choices, report).await?;
-    Ok(response(&whole(&header, &choices, &service)))
+    let mut whole = whole(&header, &choices, &style.tools, &service);
+    if let (Some(verbose), Some(first)) = (verbose, choices.first())
+        && let Some(finish) = &first.finish
+    {
+        whole["__verbose"] = verbose.object(0, 0, &first.content, &first.tokens, finish);
+    }
+    Ok(response(&whole))
 }
 
 /// The request of a body.
 pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style)> {
-    let style = style(fields)?;
     let chat = chat(fields, service)?;
+    let style = Style { tools: chat.tools.clone(), ..style(fields)? };
     let form = form::form(fields, service.engine().tokenizer())?;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
     let request = Request {
@@ -111,6 +126,7 @@ pub fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<(Request, Style
         n_choices: style.n_choices,
         form,
         n_logprobs: n_logprobs(fields)?,
+        after_sampling: after_sampling(fields)?,
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
         prediction: sampling::prediction(fields)?,
@@ -137,6 +153,7 @@ fn style(fields: &Fields<'_>) -> ApiResult<Style> {
         is_stream: fields.flag("stream")?,
         has_timings: fields.flag("timings_per_token")?,
         has_progress: fields.flag("return_progress")?,
+        is_verbose: fields.flag("verbose")?,
         n_choices: sampling::n_choices(fields)?,
         ping: sampling::ping(fields)?,
         ..Style::default()
@@ -183,6 +200,7 @@ pub fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Chat> {
     Ok(Chat {
         messages,
         continues,
+        ends_bare: asks == Some(false) && !continues,
         tools: Arc::new(tools),
         tool_choice,
         has_parallel_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
@@ -272,8 +290,17 @@ pub fn effort(path: &str, text: &str) -> ApiResult<Think> {
     }
 }
 
+/// Whether a call of this name is one of a custom tool, which takes a text.
+pub fn is_custom(tools: &Tools, name: &str) -> bool {
+    tools.get(name).is_some_and(|tool| tool.custom.is_some())
+}
+
 /// A call of a tool.
-fn call(call: &Call) -> Value {
+fn call(call: &Call, tools: &Tools) -> Value {
+    if is_custom(tools, &call.name) {
+        let custom = json!({ "name": call.name, "input": custom::input(&call.arguments) });
+        return json!({ "id": call.id, "type": "custom", "custom": custom });
+    }
     json!({
         "id": call.id,
         "type": "function",
@@ -282,7 +309,7 @@ fn call(call: &Call) -> Value {
 }
 
 /// The answer in one object.
-fn whole(header: &Header, choices: &[Choice], service: &Service) -> Value {
+fn whole(header: &Header, choices: &[Choice], tools: &Tools, service: &Service) -> Value {
     let list = choices.iter().enumerate().map(|(i, choice)| {
         let mut message = json!({
             "role": "assistant",
@@ -297,7 +324,7 @@ fn whole(header: &Header, choices: &[Choice], service: &Service) -> Value {
             if choice.content.is_empty() {
                 message["content"] = Value::Null;
             }
-            message["tool_calls"] = choice.calls.iter().map(call).collect();
+            message["tool_calls"] = choice.calls.iter().map(|one| call(one, tools)).collect();
         }
         json!({
             "index": i,

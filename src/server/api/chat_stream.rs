@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::chat::{Header, Style};
+use super::chat::{Header, Style, is_custom};
+use super::custom::InputReader;
 use super::logprobs::list;
-use super::usage::{moeba, reason, timings, usage};
+use super::native::Told;
+use super::usage::{Live, moeba, reason, timings, usage};
 use crate::server::errors::{ApiError, Wire};
 use crate::server::events::{Event, Finish, Piece};
 use crate::server::service::Service;
@@ -15,19 +17,34 @@ use crate::server::sse::{Encoder, Frames};
 pub struct ChatStream {
     header: Header,
     style: Style,
+    /// The members of `__verbose`, if it is asked for.
+    verbose: Option<Told>,
     n_prompt: usize,
     n_generated: usize,
+    /// The states of the choices.
+    states: Vec<State>,
     service: Arc<Service>,
+}
+
+/// A choice while it comes.
+struct State {
+    live: Live,
+    /// The number of the custom tool's call that is open, and the reader of its text.
+    custom: Option<(usize, InputReader)>,
 }
 
 impl ChatStream {
     pub fn new(
         header: Header,
         style: Style,
+        verbose: Option<Told>,
         n_prompt: usize,
         service: &Arc<Service>,
     ) -> ChatStream {
-        ChatStream { header, style, n_prompt, n_generated: 0, service: service.clone() }
+        let state = |_| State { live: Live::new(n_prompt), custom: None };
+        let states = (0..style.n_choices).map(state).collect();
+        let service = service.clone();
+        ChatStream { header, style, verbose, n_prompt, n_generated: 0, states, service }
     }
 
     fn chunk(&self, index: usize, delta: &Value, reason: Option<&str>) -> Value {
@@ -51,11 +68,62 @@ impl ChatStream {
         Value::Object(chunk)
     }
 
+    /// A chunk of an answer that goes on, with the figures so far if they are asked for.
+    fn delta(&self, index: usize, delta: &Value) -> Value {
+        let mut chunk = self.chunk(index, delta, None);
+        if self.style.has_timings {
+            chunk["timings"] = self.states[index].live.timings();
+        }
+        chunk
+    }
+
     fn text(&mut self, index: usize, piece: &Piece, delta: &Value, out: &mut Frames) {
         self.n_generated += piece.tokens.len();
-        let mut chunk = self.chunk(index, delta, None);
+        let mut chunk = self.delta(index, delta);
         chunk["choices"][0]["logprobs"] = list(&piece.tokens, &self.service);
         out.data(&chunk);
+    }
+
+    fn call(&self, index: usize, call: &Value, out: &mut Frames) {
+        out.data(&self.delta(index, &json!({ "tool_calls": [call] })));
+    }
+
+    fn begin_call(&mut self, choice: usize, index: usize, id: &str, name: &str, out: &mut Frames) {
+        let call = match is_custom(&self.style.tools, name) {
+            true => {
+                self.states[choice].custom = Some((index, InputReader::default()));
+                let custom = json!({ "name": name, "input": "" });
+                json!({ "index": index, "id": id, "type": "custom", "custom": custom })
+            }
+            false => {
+                let function = json!({ "name": name, "arguments": "" });
+                json!({ "index": index, "id": id, "type": "function", "function": function })
+            }
+        };
+        self.call(choice, &call, out);
+    }
+
+    fn arguments(&mut self, choice: usize, index: usize, text: &str, out: &mut Frames) {
+        let call = match &mut self.states[choice].custom {
+            Some((_, reader)) => {
+                let text = reader.push(text);
+                if text.is_empty() {
+                    return;
+                }
+                json!({ "index": index, "custom": { "input": text } })
+            }
+            None => json!({ "index": index, "function": { "arguments": text } }),
+        };
+        self.call(choice, &call, out);
+    }
+
+    /// Writes what is left of a custom tool's call.
+    fn end_call(&mut self, choice: usize, out: &mut Frames) {
+        let Some((index, mut reader)) = self.states[choice].custom.take() else { return };
+        let rest = reader.finish();
+        if !rest.is_empty() {
+            self.call(choice, &json!({ "index": index, "custom": { "input": rest } }), out);
+        }
     }
 
     fn finish(&mut self, index: usize, finish: &Finish, out: &mut Frames) {
@@ -65,12 +133,9 @@ impl ChatStream {
         if self.style.has_timings || self.style.has_usage {
             chunk["timings"] = timings(finish);
         }
-        out.data(&chunk);
-    }
-
-    fn progress(&self, index: usize, progress: &Value, out: &mut Frames) {
-        let mut chunk = self.chunk(index, &json!({}), None);
-        chunk["prompt_progress"] = progress.clone();
+        if let Some(verbose) = &self.verbose {
+            chunk["__verbose"] = verbose.object(index, 0, "", &[], finish);
+        }
         out.data(&chunk);
     }
 }
@@ -84,6 +149,15 @@ impl Encoder for ChatStream {
     }
 
     fn event(&mut self, choice: usize, event: &Event, out: &mut Frames) {
+        let progress = self.states[choice].live.see(event);
+        if let Some(progress) = progress.filter(|_| self.style.has_progress) {
+            let mut chunk = self.delta(choice, &json!({}));
+            chunk["prompt_progress"] = progress;
+            out.data(&chunk);
+        }
+        if !matches!(event, Event::Arguments { .. }) {
+            self.end_call(choice, out);
+        }
         match event {
             Event::Reasoning(piece) => {
                 let delta = json!({ "reasoning_content": piece.text, "reasoning": piece.text });
@@ -93,32 +167,11 @@ impl Encoder for ChatStream {
                 self.text(choice, piece, &json!({ "content": piece.text }), out);
             }
             Event::CallBegin { index, id, name } => {
-                let function = json!({ "name": name, "arguments": "" });
-                let call =
-                    json!({ "index": index, "id": id, "type": "function", "function": function });
-                out.data(&self.chunk(choice, &json!({ "tool_calls": [call] }), None));
+                self.begin_call(choice, *index, id, name, out);
             }
-            Event::Arguments { index, text } => {
-                let call = json!({ "index": index, "function": { "arguments": text } });
-                out.data(&self.chunk(choice, &json!({ "tool_calls": [call] }), None));
-            }
+            Event::Arguments { index, text } => self.arguments(choice, *index, text, out),
             Event::Finished(finish) => self.finish(choice, finish, out),
-            Event::Started { n_reused, .. } if self.style.has_progress => {
-                let (total, cache) = (self.n_prompt, *n_reused);
-                let progress =
-                    json!({ "total": total, "cache": cache, "processed": cache, "time_ms": 0 });
-                self.progress(choice, &progress, out);
-            }
-            Event::Progress { n_done, n_total, n_reused, time } => {
-                let progress = json!({
-                    "total": n_total,
-                    "cache": n_reused,
-                    "processed": n_done,
-                    "time_ms": time.as_millis() as u64,
-                });
-                self.progress(choice, &progress, out);
-            }
-            Event::Started { .. } | Event::Failed(_) => {}
+            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
         }
     }
 

@@ -7,18 +7,19 @@ use serde_json::{Map, Value, json};
 
 use super::chat::{Header, Style};
 use super::form;
-use super::logprobs::legacy;
+use super::logprobs::{after_sampling, legacy, n_probs};
+use super::native::{Told, settings_of};
+use super::prompts::prompts;
 use super::sampling::{self, WITHOUT_EFFECT};
-use super::usage::{moeba, reason, timings, usage};
+use super::usage::{Live, moeba, reason, timings, usage};
 use crate::server::body::Body;
 use crate::server::collect::{Choice, collect};
 use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish};
-use crate::server::fields::{Fields, integer};
-use crate::server::limits::MAX_PROMPTS;
+use crate::server::fields::Fields;
 use crate::server::request::{Prompt, Request};
 use crate::server::router::{Call, json as response};
-use crate::server::service::Service;
+use crate::server::service::{Prepared, Service};
 use crate::server::sse::{self, Encoder, Frames};
 
 /// `POST /v1/completions`
@@ -28,10 +29,13 @@ pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
         .with_body(move |body, service| {
             let fields = Fields::of(body, "")?;
             sampling::check_model(&fields, service, app.options.strict_model)?;
-            let (requests, writer) = read(&fields, service)?;
+            let (requests, mut writer) = read(&fields, service)?;
             app.note_unknown(&fields);
+            let settings = settings_of(&requests[0], service);
             let prepared = requests.into_iter().map(|request| service.prepare(request));
-            Ok((prepared.collect::<ApiResult<Vec<_>>>()?, writer, service.clone()))
+            let prepared = prepared.collect::<ApiResult<Vec<_>>>()?;
+            writer.prepare(settings, &prepared);
+            Ok((prepared, writer, service.clone()))
         })
         .await?;
     let answer = service.submit(prepared, &call.client)?;
@@ -55,14 +59,20 @@ struct Writer {
     echoes: Vec<String>,
     /// Bytes of text so far, of each choice.
     n_bytes: Vec<usize>,
+    /// Figures so far, of each choice.
+    lives: Vec<Live>,
+    /// The members of `__verbose`, if it is asked for.
+    verbose: Option<Told>,
     service: Arc<Service>,
 }
 
 fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>, Writer)> {
-    let prompts = prompts(fields)?;
+    let prompts = prompts(fields, service.engine().tokenizer())?;
     let mut style = Style {
         is_stream: fields.flag("stream")?,
         has_timings: fields.flag("timings_per_token")?,
+        has_progress: fields.flag("return_progress")?,
+        is_verbose: fields.flag("verbose")?,
         n_choices: sampling::n_choices(fields)?,
         ping: sampling::ping(fields)?,
         ..Style::default()
@@ -82,19 +92,14 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
     let time_limit = sampling::time_limit(fields)?;
     let form = form::form(fields, service.engine().tokenizer())?;
     let n_logprobs = fields.integer("logprobs", 0..=20)?.map(|n| n as usize);
+    let n_logprobs = n_logprobs.or(n_probs(fields)?);
+    let after_sampling = after_sampling(fields)?;
     if is_echo && n_logprobs.is_some() {
         let message = "logprobs: there are none of the prompt, so echo must be false";
         return Err(ApiError::invalid("logprobs", message));
     }
     fields.ignore(WITHOUT_EFFECT);
-    let echo = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) if is_echo => Ok(text.clone()),
-        Prompt::Tokens(ids) if is_echo => {
-            let text = service.engine().tokenizer().decode_lossy(ids, false);
-            text.map_err(|e| ApiError::of_request(&e))
-        }
-        _ => Ok(String::new()),
-    };
+    let echo = |prompt: &Prompt| if is_echo { echo(prompt, service) } else { Ok(String::new()) };
     let echoes = prompts.iter().map(echo).collect::<ApiResult<Vec<_>>>()?;
     let n_choices = style.n_choices;
     let salt = sampling::salt(fields)?;
@@ -107,10 +112,11 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
         n_choices,
         form: form.clone(),
         n_logprobs,
+        after_sampling,
         salt: salt.clone(),
         scheduling: scheduling.clone(),
         prediction: prediction.clone(),
-        wants_progress: false,
+        wants_progress: style.has_progress,
         wants_tokens: false,
         time_limit,
     });
@@ -121,46 +127,44 @@ fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>,
             header,
             style,
             n_bytes: vec![0; echoes.len() * n_choices],
+            lives: Vec::new(),
+            verbose: None,
             echoes,
             service: service.clone(),
         },
     ))
 }
 
-/// A text, token ids, or several of either.
-fn prompts(fields: &Fields<'_>) -> ApiResult<Vec<Prompt>> {
-    let Some(value) = fields.get("prompt") else {
-        return Err(fields.missing("prompt"));
-    };
-    let expected = "a string, an array of token ids, or an array of either";
-    let list = match value {
-        Value::Array(list) if list.iter().any(|item| !item.is_number()) => list.as_slice(),
-        Value::Array(list) if list.is_empty() => {
-            return Err(ApiError::invalid("prompt", "prompt: the array is empty"));
+/// The text of a prompt, which stands before its answers.
+fn echo(prompt: &Prompt, service: &Service) -> ApiResult<String> {
+    match prompt {
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Tokens(ids) => {
+            let text = service.engine().tokenizer().decode_lossy(ids, false);
+            text.map_err(|e| ApiError::of_request(&e))
         }
-        one => std::slice::from_ref(one),
-    };
-    if list.len() > MAX_PROMPTS {
-        let message = format!("prompt: at most {MAX_PROMPTS} prompts");
-        return Err(ApiError::invalid("prompt", message));
+        Prompt::Chat(_) => Ok(String::new()),
     }
-    let one = |item: &Value| match item {
-        Value::String(text) => Some(Prompt::Text(text.clone())),
-        Value::Array(ids) => token_ids(ids).map(Prompt::Tokens),
-        _ => None,
-    };
-    let prompts: Option<Vec<Prompt>> = list.iter().map(one).collect();
-    prompts.ok_or_else(|| fields.wrong("prompt", expected))
-}
-
-/// Token ids, if that is what they are.
-pub fn token_ids(list: &[Value]) -> Option<Vec<u32>> {
-    list.iter().map(|item| integer(item).and_then(|id| u32::try_from(id).ok())).collect()
 }
 
 impl Writer {
     fn echo(&self, choice: usize) -> &str {
         &self.echoes[choice / self.style.n_choices]
+    }
+
+    /// Takes in what is known once the prompts are tokens.
+    fn prepare(&mut self, settings: Value, prepared: &[Prepared]) {
+        let n_choices = self.style.n_choices;
+        let each = (0..prepared.len() * n_choices).map(|i| &prepared[i / n_choices]);
+        self.lives = each.map(|prepared| Live::new(prepared.n_prompt())).collect();
+        let told = || Told::new(settings, prepared, false, &self.service);
+        self.verbose = self.style.is_verbose.then(told);
+    }
+
+    /// `__verbose` of a choice.
+    fn verbose(&self, choice: usize, content: &str, finish: &Finish) -> Option<Value> {
+        let prompt = choice / self.style.n_choices;
+        Some(self.verbose.as_ref()?.object(choice, prompt, content, &[], finish))
     }
 
     fn object(&self, choices: Value) -> Map<String, Value> {
@@ -182,6 +186,8 @@ impl Writer {
         if let Some(first) = finishes().next() {
             object.insert("timings".into(), timings(first));
             object.insert("moeba".into(), moeba(first));
+            let verbose = self.verbose(0, &choices[0].content, first);
+            object.extend(verbose.map(|verbose| ("__verbose".to_owned(), verbose)));
         }
         Value::Object(object)
     }
@@ -202,9 +208,21 @@ impl Encoder for Writer {
     }
 
     fn event(&mut self, choice: usize, event: &Event, out: &mut Frames) {
+        let progress = self.lives[choice].see(event);
+        if let Some(progress) = progress.filter(|_| self.style.has_progress) {
+            let mut chunk = self.chunk(choice, "", None);
+            chunk.insert("prompt_progress".into(), progress);
+            if self.style.has_timings {
+                chunk.insert("timings".into(), self.lives[choice].timings());
+            }
+            out.data(&Value::Object(chunk));
+        }
         match event {
             Event::Content(piece) => {
                 let mut chunk = Value::Object(self.chunk(choice, &piece.text, None));
+                if self.style.has_timings {
+                    chunk["timings"] = self.lives[choice].timings();
+                }
                 let logprobs = legacy(&piece.tokens, self.n_bytes[choice], &self.service);
                 chunk["choices"][0]["logprobs"] = logprobs;
                 self.n_bytes[choice] += piece.text.len();
@@ -216,6 +234,8 @@ impl Encoder for Writer {
                 if self.style.has_timings || self.style.has_usage {
                     chunk.insert("timings".into(), timings(finish));
                 }
+                let verbose = self.verbose(choice, "", finish);
+                chunk.extend(verbose.map(|verbose| ("__verbose".to_owned(), verbose)));
                 out.data(&Value::Object(chunk));
             }
             _ => {}

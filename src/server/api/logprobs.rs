@@ -13,24 +13,25 @@ const NEVER: f32 = -9999.0;
 
 /// The alternatives that a chat asks for.
 pub fn n_logprobs(fields: &Fields<'_>) -> ApiResult<Option<usize>> {
-    refuse_post_sampling(fields)?;
     let is_on = fields.flag("logprobs")?;
     let n_top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS as i64)?;
-    if n_top.is_some() && !is_on {
+    let n_probs = n_probs(fields)?;
+    if n_top.is_some() && !is_on && n_probs.is_none() {
         let message = "top_logprobs: logprobs must be true to have them";
         return Err(ApiError::invalid("top_logprobs", message));
     }
-    Ok(is_on.then_some(n_top.unwrap_or(0) as usize))
+    Ok(is_on.then_some(n_top.unwrap_or(0) as usize).or(n_probs))
 }
 
-pub fn refuse_post_sampling(fields: &Fields<'_>) -> ApiResult<()> {
-    match fields.flag("post_sampling_probs")? {
-        true => {
-            let message = "post_sampling_probs: probabilities are those before sampling";
-            Err(ApiError::invalid("post_sampling_probs", message))
-        }
-        false => Ok(()),
-    }
+/// The alternatives that llama-server's own field asks for; 0 is none at all.
+pub fn n_probs(fields: &Fields<'_>) -> ApiResult<Option<usize>> {
+    let n = fields.integer("n_probs", 0..=MAX_TOP_LOGPROBS as i64)?;
+    Ok(n.filter(|n| *n > 0).map(|n| n as usize))
+}
+
+/// Whether probabilities are those that the samplers have left.
+pub fn after_sampling(fields: &Fields<'_>) -> ApiResult<bool> {
+    fields.flag("post_sampling_probs")
 }
 
 /// The shortest digits that give the same f32: bits can be compared.
@@ -45,14 +46,6 @@ fn bytes(id: u32, service: &Service) -> &[u8] {
 
 fn text(id: u32, service: &Service) -> String {
     String::from_utf8_lossy(bytes(id, service)).into_owned()
-}
-
-fn object(id: u32, logprob: f32, service: &Service) -> Map<String, Value> {
-    let mut map = Map::new();
-    map.insert("token".into(), text(id, service).into());
-    map.insert("logprob".into(), number(logprob));
-    map.insert("bytes".into(), bytes(id, service).into());
-    map
 }
 
 fn all(tokens: &[Token]) -> impl Iterator<Item = &TokenLogprob> {
@@ -79,8 +72,14 @@ pub fn native(tokens: &[Token], service: &Service) -> Value {
 }
 
 fn entry(token: &TokenLogprob, service: &Service, has_ids: bool) -> Value {
-    let one = |id, logprob| {
-        let mut map = object(id, logprob, service);
+    let one = |id, logprob: f32| {
+        let mut map = Map::new();
+        map.insert("token".into(), text(id, service).into());
+        match token.after_sampling {
+            true => map.insert("prob".into(), number(logprob.exp())),
+            false => map.insert("logprob".into(), number(logprob)),
+        };
+        map.insert("bytes".into(), bytes(id, service).into());
         if has_ids {
             map.insert("id".into(), id.into());
         }
@@ -89,7 +88,8 @@ fn entry(token: &TokenLogprob, service: &Service, has_ids: bool) -> Value {
     let top = token.top.iter().map(|top| Value::Object(one(top.id, top.logprob)));
     let top: Vec<Value> = top.collect();
     let mut map = one(token.id, token.logprob);
-    map.insert("top_logprobs".into(), top.into());
+    let name = if token.after_sampling { "top_probs" } else { "top_logprobs" };
+    map.insert(name.into(), top.into());
     Value::Object(map)
 }
 
@@ -135,6 +135,9 @@ mod tests {
         assert_eq!(read(json!({})).unwrap(), None);
         assert_eq!(read(json!({"logprobs": true, "top_logprobs": 3})).unwrap(), Some(3));
         assert_eq!(read(json!({"logprobs": true})).unwrap(), Some(0));
+        assert_eq!(read(json!({"n_probs": 2})).unwrap(), Some(2));
+        assert_eq!(read(json!({"n_probs": 0})).unwrap(), None);
+        assert!(read(json!({"n_probs": "x"})).is_err());
         assert!(read(json!({"top_logprobs": 3})).is_err());
         assert!(read(json!({"logprobs": true, "top_logprobs": 21})).is_err());
     }

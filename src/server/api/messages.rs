@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::parts;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, wrong};
 use crate::server::limits::MAX_MESSAGES;
@@ -17,8 +18,11 @@ pub fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
         let message = format!("messages: expected 1 to {MAX_MESSAGES} messages");
         return Err(ApiError::invalid("messages", message));
     }
+    let roles: Vec<&str> =
+        list.iter().map(|value| value["role"].as_str().unwrap_or_default()).collect();
+    let newest = parts::newest(&roles);
     let each = list.iter().enumerate();
-    let out = each.map(|(i, value)| message(value, &format!("messages[{i}]")));
+    let out = each.map(|(i, value)| message(value, &format!("messages[{i}]"), newest == Some(i)));
     let out = out.collect::<ApiResult<Vec<Value>>>()?;
     let is_assistant = |value: &Value| value["role"] == "assistant";
     let continues = out.last().is_some_and(is_assistant);
@@ -30,7 +34,8 @@ pub fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
     Ok((out, continues))
 }
 
-fn message(value: &Value, path: &str) -> ApiResult<Value> {
+/// `is_new`: the user sends it now.
+fn message(value: &Value, path: &str, is_new: bool) -> ApiResult<Value> {
     let fields = Fields::of(value, path)?;
     let role = fields.string("role")?;
     let role = match role {
@@ -48,43 +53,52 @@ fn message(value: &Value, path: &str) -> ApiResult<Value> {
     let mut out: Map<String, Value> = value.as_object().cloned().unwrap_or_default();
     out.retain(|_, value| !value.is_null());
     out.insert("role".into(), role.into());
-    let has_calls = fields.array("tool_calls")?.is_some_and(|calls| !calls.is_empty());
+    fields.array("tool_calls")?;
     for name in ["reasoning_content", "reasoning", "name", "tool_call_id"] {
         fields.string(name)?;
     }
     let content_path = fields.path("content");
     let content = match fields.get("content") {
         Some(Value::String(text)) => Value::String(text.clone()),
-        Some(Value::Array(parts)) => Value::Array(text_parts(parts, &content_path)?),
+        Some(Value::Array(list)) => {
+            let (parts, thoughts) = text_parts(list, &content_path, is_new)?;
+            if !thoughts.is_empty() {
+                out.entry("reasoning_content").or_insert_with(|| thoughts.into());
+            }
+            Value::Array(parts)
+        }
         Some(other) => return Err(wrong(&content_path, "a string or an array of parts", other)),
-        None if role == "assistant" && has_calls => Value::String(String::new()),
+        // An answer that was cut while it thought, or a tool that says nothing.
+        None if fields.has("content") || ["assistant", "tool"].contains(&role) => "".into(),
         None => return Err(fields.missing("content")),
     };
     out.insert("content".into(), content);
     Ok(Value::Object(out))
 }
 
-/// Parts of text, all of the type `text`.
-fn text_parts(parts: &[Value], path: &str) -> ApiResult<Vec<Value>> {
-    let part = |(i, part): (usize, &Value)| {
+/// Parts of text, all of the type `text`, and thoughts that stand among them.
+fn text_parts(list: &[Value], path: &str, is_new: bool) -> ApiResult<(Vec<Value>, String)> {
+    let (mut out, mut thoughts) = (Vec::new(), String::new());
+    for (i, part) in list.iter().enumerate() {
         let path = format!("{path}[{i}]");
         let fields = Fields::of(part, &path)?;
+        let own = |name| Ok::<_, ApiError>(fields.string(name)?.map(str::to_owned));
         let text = match fields.required("type")? {
-            "text" | "input_text" | "output_text" => fields.string("text")?,
-            "refusal" => fields.string("refusal")?,
-            kind @ ("image_url" | "input_image" | "input_audio" | "file" | "input_file") => {
-                return Err(ApiError::not_text(&path, kind));
+            "text" | "input_text" | "output_text" => own("text")?,
+            "refusal" => own("refusal")?,
+            kind @ ("thinking" | "reasoning" | "redacted_thinking") => {
+                let name = if kind == "thinking" { "thinking" } else { "text" };
+                thoughts.push_str(fields.string(name)?.unwrap_or_default());
+                continue;
             }
-            other => {
-                let path = fields.path("type");
-                let message = format!("{path}: expected text, got {other:?}");
-                return Err(ApiError::invalid(path, message));
-            }
+            kind => Some(parts::text(part, kind, &path, is_new)?),
         };
+        let is_null = ["text", "refusal"].iter().any(|name| fields.has(name));
+        let text = text.or_else(|| is_null.then(String::new));
         let text = text.ok_or_else(|| fields.missing("text"))?;
-        Ok(serde_json::json!({ "type": "text", "text": text }))
-    };
-    parts.iter().enumerate().map(part).collect()
+        out.push(serde_json::json!({ "type": "text", "text": text }));
+    }
+    Ok((out, thoughts))
 }
 
 #[cfg(test)]
@@ -113,6 +127,47 @@ mod tests {
         assert_eq!(got[2]["content"], "");
         assert_eq!(got[3]["role"], "tool");
         assert!(read(json!([{"role": "assistant", "content": "So"}])).unwrap().1);
+    }
+
+    #[test]
+    fn what_says_nothing_is_an_empty_text() {
+        let (got, continues) = read(json!([
+            {"role": "user", "content": null},
+            {"role": "assistant", "content": null, "reasoning_content": "hm"},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "a"}]},
+            {"role": "tool", "tool_call_id": "a", "content": null},
+            {"role": "function", "name": "f"},
+            {"role": "assistant"},
+        ]))
+        .unwrap();
+        assert!(continues && got.iter().all(|message| message["content"] == ""), "{got:?}");
+        let thoughts = json!([{"type": "thinking", "thinking": "h"},
+            {"type": "reasoning", "text": "m"}, {"type": "text", "text": null}]);
+        let (got, _) = read(json!([{"role": "assistant", "content": thoughts}])).unwrap();
+        let content = json!([{"type": "text", "text": ""}]);
+        let expected = json!({"role": "assistant", "content": content, "reasoning_content": "hm"});
+        assert_eq!(got, [expected]);
+    }
+
+    #[test]
+    fn a_note_stands_for_what_cannot_be_read() {
+        let image =
+            json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]);
+        let noted = json!([{"type": "text", "text": parts::IMAGE}]);
+        let user = |content: &Value| json!({"role": "user", "content": content});
+        let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "a"}]});
+        let result = json!({"role": "tool", "tool_call_id": "a", "content": image});
+        let (got, _) = read(json!([user(&image), call, result])).unwrap();
+        assert_eq!((&got[0]["content"], &got[2]["content"]), (&noted, &noted));
+        let (got, _) = read(json!([user(&image), user(&json!("never mind"))])).unwrap();
+        assert_eq!(got[0]["content"], noted);
+        let later = json!({"role": "system", "content": "Be brief."});
+        let (param, _) = read(json!([user(&json!("a")), user(&image), later])).unwrap_err();
+        assert_eq!(param.as_deref(), Some("messages[1].content[0]"));
+        let data = "data:text/plain;base64,aGk=";
+        let file = json!([{"type": "file", "file": {"filename": "a.txt", "file_data": data}}]);
+        let (got, _) = read(json!([user(&file)])).unwrap();
+        assert_eq!(got[0]["content"], json!([{"type": "text", "text": "a.txt\nhi"}]));
     }
 
     #[test]

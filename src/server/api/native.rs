@@ -5,39 +5,43 @@ use std::sync::Arc;
 use hyper::http::Response;
 use serde_json::{Value, json};
 
-use super::completions::token_ids;
 use super::form;
-use super::logprobs::{native, refuse_post_sampling};
+use super::logprobs::{after_sampling, n_probs, native};
+use super::prompts::prompts;
 use super::sampling::{self, WITHOUT_EFFECT};
-use super::usage::timings;
+use super::usage::{Live, moeba, timings};
 use crate::engine::FinishReason;
+use crate::sample::LogitBias;
 use crate::server::body::Body;
-use crate::server::collect::collect;
+use crate::server::collect::{Choice, collect};
 use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish, Token};
-use crate::server::fields::{Fields, integer};
-use crate::server::request::{Prompt, Request};
+use crate::server::fields::Fields;
+use crate::server::limits::MAX_CHOICES;
+use crate::server::request::Request;
 use crate::server::router::{Call, json as response};
-use crate::server::service::Service;
+use crate::server::service::{Prepared, Service};
 use crate::server::sse::{self, Encoder, Frames};
-use crate::server::status::settings;
-use crate::tokenizer::{EncodeOptions, Tokenizer};
+use crate::server::status::{bias, settings};
 
 /// `POST /completion`
 pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
     let app = call.app.clone();
-    let (prepared, writer, is_stream, ping, service) = call
+    let (prepared, writer, is_stream, ping) = call
         .with_body(move |body, service| {
             let fields = Fields::of(body, "")?;
-            let (request, writer) = read(&fields, service)?;
-            let is_stream = fields.flag("stream")?;
-            let ping = sampling::ping(&fields)?;
+            let (requests, style) = read(&fields, service)?;
+            let (is_stream, ping) = (fields.flag("stream")?, sampling::ping(&fields)?);
             fields.ignore(WITHOUT_EFFECT);
             app.note_unknown(&fields);
-            Ok((service.prepare(request)?, writer, is_stream, ping, service.clone()))
+            let settings = settings_of(&requests[0], service);
+            let prepared = requests.into_iter().map(|request| service.prepare(request));
+            let prepared = prepared.collect::<ApiResult<Vec<_>>>()?;
+            let writer = Writer::new(style, settings, &prepared, service);
+            Ok((prepared, writer, is_stream, ping))
         })
         .await?;
-    let answer = service.submit(vec![prepared], &call.client)?;
+    let answer = writer.told.service.submit(prepared, &call.client)?;
     let ping = ping.unwrap_or(call.app.options.ping);
     if let Some(report) = call.report.take_if(|_| is_stream) {
         return Ok(sse::respond(answer, Box::new(writer), report, ping));
@@ -45,205 +49,236 @@ pub async fn answer(call: &mut Call) -> ApiResult<Response<Body>> {
     let Some(report) = &mut call.report else {
         return Err(ApiError::server("the request was answered before"));
     };
-    let mut choices = collect(answer, 1, report).await?;
-    let choice = choices.remove(0);
-    let Some(finish) = choice.finish else { return Err(ApiError::server("there is no answer")) };
-    Ok(response(&writer.last(&choice.content, &choice.tokens, &finish)))
-}
-
-/// Writes an answer.
-struct Writer {
-    model: String,
-    prompt: String,
-    has_tokens: bool,
-    /// The settings that the request had, but for its seed.
-    settings: Value,
-    /// Paths of the members that the answer has; empty: all there are.
-    fields: Vec<String>,
-    has_newline: bool,
-    wants_progress: bool,
-    n_generated: usize,
-    n_prompt: usize,
-    slot: usize,
-    service: Arc<Service>,
-}
-
-fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Request, Writer)> {
-    if fields.integer("n_discard", 0..=0)?.is_some() {
-        log::debug!("n_discard is 0: the context is never shifted");
-    }
-    let tokenizer = service.engine().tokenizer();
-    let prompt = prompt(fields, tokenizer)?;
-    let limits = sampling::limits(fields, service, &["n_predict", "max_tokens"])?;
-    let text = match &prompt {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Tokens(ids) => tokenizer.decode_lossy(ids, false).unwrap_or_default(),
-        Prompt::Chat(_) => String::new(),
-    };
-    let wants_progress = fields.flag("return_progress")?;
-    let has_tokens = fields.flag("return_tokens")?;
-    let sampling = sampling::sampling(fields, service)?;
-    let mut settings = settings(&sampling, limits.n_predict);
-    settings["ignore_eos"] = limits.ignore_eos.into();
-    settings["stop"] = limits.stops.as_slice().into();
-    let chosen = fields.strings("response_fields")?.unwrap_or_default();
-    let n_logprobs = fields.integer("n_probs", 0..=20)?.filter(|n| *n > 0).map(|n| n as usize);
-    refuse_post_sampling(fields)?;
-    let writer = Writer {
-        model: service.info.name().to_owned(),
-        prompt: text,
-        has_tokens,
-        settings,
-        fields: chosen.into_iter().map(str::to_owned).collect(),
-        has_newline: false,
-        wants_progress,
-        n_generated: 0,
-        n_prompt: 0,
-        slot: 0,
-        service: service.clone(),
-    };
-    let request = Request {
-        prompt,
-        sampling,
-        limits,
-        n_choices: 1,
-        form: form::form(fields, service.engine().tokenizer())?,
-        n_logprobs,
-        salt: sampling::salt(fields)?,
-        scheduling: sampling::scheduling(fields)?,
-        prediction: sampling::prediction(fields)?,
-        wants_progress,
-        wants_tokens: has_tokens,
-        time_limit: sampling::time_limit(fields)?,
-    };
-    fields.flag("timings_per_token")?;
-    Ok((request, writer))
-}
-
-/// A text, or an array of token ids and texts.
-fn prompt(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Prompt> {
-    match fields.get("prompt") {
-        None => Err(fields.missing("prompt")),
-        Some(Value::String(text)) => Ok(Prompt::Text(text.clone())),
-        Some(Value::Array(list)) => mixed(list, tokenizer)
-            .map(Prompt::Tokens)
-            .ok_or_else(|| fields.wrong("prompt", "an array of token ids and strings")),
-        Some(_) => Err(fields.wrong("prompt", "a string or an array of token ids and strings")),
-    }
-}
-
-/// The tokens of a list of token ids and texts.
-pub fn mixed(list: &[Value], tokenizer: &Tokenizer) -> Option<Vec<u32>> {
-    if let Some(ids) = token_ids(list) {
-        return Some(ids);
-    }
-    let mut out = Vec::new();
-    for item in list {
-        match item {
-            Value::String(text) => {
-                let options = EncodeOptions { add_special: out.is_empty(), parse_special: true };
-                out.extend(tokenizer.encode(text, options));
-            }
-            other => out.push(integer(other).and_then(|id| u32::try_from(id).ok())?),
+    let choices = collect(answer, writer.states.len(), report).await?;
+    let mut all = choices.into_iter().enumerate().filter_map(|(i, choice)| writer.whole(i, choice));
+    match (all.next(), all.next()) {
+        (Some(one), None) => Ok(response(&one)),
+        (Some(one), Some(other)) => {
+            Ok(response(&[one, other].into_iter().chain(all).collect::<Value>()))
         }
+        (None, _) => Err(ApiError::server("there is no answer")),
     }
-    Some(out)
+}
+
+/// How the answers are written.
+struct Style {
+    has_tokens: bool,
+    has_progress: bool,
+    has_timings: bool,
+    /// Paths of the members that an answer has; empty: all there are.
+    fields: Vec<String>,
+    /// Answers to each prompt.
+    n_choices: usize,
+}
+
+fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>, Style)> {
+    let tokenizer = service.engine().tokenizer();
+    let prompts = prompts(fields, tokenizer)?;
+    let range = 1..=MAX_CHOICES as i64;
+    let n_choices = fields.integer("n_cmpl", range.clone())?.or(fields.integer("n", range)?);
+    let chosen = fields.strings("response_fields")?.unwrap_or_default();
+    let style = Style {
+        has_tokens: fields.flag("return_tokens")?,
+        has_progress: fields.flag("return_progress")?,
+        has_timings: fields.flag("timings_per_token")?,
+        fields: chosen.into_iter().map(str::to_owned).collect(),
+        n_choices: n_choices.unwrap_or(1) as usize,
+    };
+    fields.flag("verbose")?;
+    let sampling = sampling::sampling(fields, service)?;
+    let limits = sampling::limits(fields, service, &["n_predict", "max_tokens"])?;
+    let form = form::form(fields, tokenizer)?;
+    let (n_logprobs, after_sampling) = (n_probs(fields)?, after_sampling(fields)?);
+    let (salt, scheduling) = (sampling::salt(fields)?, sampling::scheduling(fields)?);
+    let (prediction, time_limit) = (sampling::prediction(fields)?, sampling::time_limit(fields)?);
+    let requests = prompts.into_iter().map(|prompt| Request {
+        prompt,
+        sampling: sampling.clone(),
+        limits: limits.clone(),
+        n_choices: style.n_choices,
+        form: form.clone(),
+        n_logprobs,
+        after_sampling,
+        salt: salt.clone(),
+        scheduling: scheduling.clone(),
+        prediction: prediction.clone(),
+        wants_progress: style.has_progress,
+        wants_tokens: style.has_tokens,
+        time_limit,
+    });
+    Ok((requests.collect(), style))
+}
+
+/// A request's settings, but for its seed.
+pub fn settings_of(request: &Request, service: &Service) -> Value {
+    let mut settings = settings(&request.sampling, request.limits.n_predict);
+    if let Some(biases) =
+        settings["logit_bias"].as_array_mut().filter(|_| request.limits.ignore_eos)
+    {
+        let ends = service.engine().tokenizer().eog_ids().into_iter();
+        biases.extend(ends.map(|id| bias(&LogitBias { id, bias: f32::NEG_INFINITY })));
+    }
+    settings["ignore_eos"] = request.limits.ignore_eos.into();
+    settings["stop"] = request.limits.stops.as_slice().into();
+    settings["n_probs"] = request.n_logprobs.unwrap_or(0).into();
+    settings["post_sampling_probs"] = request.after_sampling.into();
+    settings
 }
 
 fn ids(tokens: &[Token]) -> Vec<u32> {
     tokens.iter().map(|token| token.id).collect()
 }
 
-/// The members of `whole` at these paths, each under the last name of its path. One that is not
-/// there is left out.
+/// The members of `whole` at these paths, each under its path. One that is not there is left out.
 fn chosen(whole: &Value, paths: &[String]) -> Value {
     let found = paths.iter().filter_map(|path| {
         let value = path.split('/').try_fold(whole, |value, name| value.as_object()?.get(name))?;
-        Some((path.rsplit('/').next()?.to_owned(), value.clone()))
+        Some((path.clone(), value.clone()))
     });
     Value::Object(found.collect())
 }
 
-impl Writer {
-    /// The answer, or the end of a stream.
-    fn last(&self, content: &str, tokens: &[Token], finish: &Finish) -> Value {
-        let whole = self.end_object(content, tokens, finish);
-        if self.fields.is_empty() { whole } else { chosen(&whole, &self.fields) }
+/// The members of an answer that are the request's or the server's.
+pub struct Told {
+    settings: Value,
+    /// The prompts' texts.
+    prompts: Vec<String>,
+    has_tokens: bool,
+    service: Arc<Service>,
+}
+
+impl Told {
+    pub fn new(
+        settings: Value,
+        prepared: &[Prepared],
+        has_tokens: bool,
+        service: &Arc<Service>,
+    ) -> Told {
+        let prompts = prepared.iter().map(|one| one.prompt_text(service)).collect();
+        Told { settings, prompts, has_tokens, service: service.clone() }
     }
 
-    fn end_object(&self, content: &str, tokens: &[Token], finish: &Finish) -> Value {
+    /// The answer of this index, which is to this prompt, or the end of its stream.
+    pub fn object(
+        &self,
+        index: usize,
+        prompt: usize,
+        content: &str,
+        tokens: &[Token],
+        finish: &Finish,
+    ) -> Value {
         let kind = match finish.reason {
             FinishReason::StopToken => "eos",
             FinishReason::StopString => "word",
             FinishReason::Length | FinishReason::ContextFull | FinishReason::Cancelled => "limit",
         };
-        let probabilities = native(tokens, &self.service);
-        let tokens = if self.has_tokens { ids(tokens) } else { Vec::new() };
         let mut settings = self.settings.clone();
         settings["seed"] = finish.seed.into();
         json!({
-            "index": 0,
+            "index": index,
             "content": content,
-            "tokens": tokens,
+            "tokens": if self.has_tokens { ids(tokens) } else { Vec::new() },
             "id_slot": finish.slot,
             "stop": true,
-            "model": self.model,
+            "model": self.service.info.name(),
             "tokens_predicted": finish.outcome.n_generated,
             "tokens_evaluated": finish.n_prompt,
             "generation_settings": settings,
-            "prompt": self.prompt,
-            "has_new_line": self.has_newline || content.contains('\n'),
-            "truncated": false,
+            "prompt": self.prompts.get(prompt),
+            "has_new_line": content.contains('\n'),
+            "truncated": finish.reason == FinishReason::ContextFull,
             "stop_type": kind,
             "stopping_word": finish.stop.as_deref().unwrap_or_default(),
             "tokens_cached": finish.n_prompt + finish.outcome.n_generated,
-            "completion_probabilities": probabilities,
+            "completion_probabilities": native(tokens, &self.service),
             "timings": timings(finish),
-            "moeba": super::usage::moeba(finish),
+            "moeba": moeba(finish),
         })
     }
+}
 
-    fn piece(&self, content: &str, tokens: &[Token]) -> Value {
-        json!({
-            "completion_probabilities": native(tokens, &self.service),
-            "index": 0,
+/// Writes the answers.
+struct Writer {
+    told: Told,
+    style: Style,
+    /// The states of the answers.
+    states: Vec<State>,
+}
+
+/// An answer while it comes.
+struct State {
+    live: Live,
+    slot: usize,
+    has_newline: bool,
+}
+
+impl Writer {
+    fn new(style: Style, settings: Value, prepared: &[Prepared], service: &Arc<Service>) -> Writer {
+        let n_prompt = |i: usize| prepared[i / style.n_choices].n_prompt();
+        let all = (0..prepared.len() * style.n_choices).map(|i| State {
+            live: Live::new(n_prompt(i)),
+            slot: 0,
+            has_newline: false,
+        });
+        let states = all.collect();
+        Writer { told: Told::new(settings, prepared, style.has_tokens, service), style, states }
+    }
+
+    /// An answer in one object.
+    fn whole(&self, index: usize, mut choice: Choice) -> Option<Value> {
+        let finish = choice.finish?;
+        choice.tokens.extend(finish.tokens.iter().cloned());
+        Some(self.last(index, &choice.content, &choice.tokens, &finish))
+    }
+
+    /// An answer, or the end of its stream.
+    fn last(&self, index: usize, content: &str, tokens: &[Token], finish: &Finish) -> Value {
+        let prompt = index / self.style.n_choices;
+        let mut whole = self.told.object(index, prompt, content, tokens, finish);
+        if self.states[index].has_newline {
+            whole["has_new_line"] = true.into();
+        }
+        if self.style.fields.is_empty() { whole } else { chosen(&whole, &self.style.fields) }
+    }
+
+    fn piece(&self, index: usize, content: &str, tokens: &[Token]) -> Value {
+        let state = &self.states[index];
+        let mut piece = json!({
+            "completion_probabilities": native(tokens, &self.told.service),
+            "index": index,
             "content": content,
             "tokens": ids(tokens),
             "stop": false,
-            "id_slot": self.slot,
-            "tokens_predicted": self.n_generated,
-            "tokens_evaluated": self.n_prompt,
-        })
+            "id_slot": state.slot,
+            "tokens_predicted": state.live.n_generated,
+            "tokens_evaluated": state.live.n_prompt,
+        });
+        if self.style.has_timings {
+            piece["timings"] = state.live.timings();
+        }
+        piece
     }
 }
 
 impl Encoder for Writer {
     fn begin(&mut self, _out: &mut Frames) {}
 
-    fn event(&mut self, _choice: usize, event: &Event, out: &mut Frames) {
+    fn event(&mut self, choice: usize, event: &Event, out: &mut Frames) {
+        let state = &mut self.states[choice];
+        let progress = state.live.see(event);
         match event {
-            Event::Started { slot, .. } => self.slot = *slot,
+            Event::Started { slot, .. } => state.slot = *slot,
             Event::Content(piece) => {
-                self.n_generated += piece.tokens.len();
-                self.has_newline |= piece.text.contains('\n');
-                out.data(&self.piece(&piece.text, &piece.tokens));
+                state.has_newline |= piece.text.contains('\n');
+                out.data(&self.piece(choice, &piece.text, &piece.tokens));
             }
-            Event::Progress { n_done, n_total, n_reused, time } if self.wants_progress => {
-                self.n_prompt = *n_total;
-                let mut chunk = self.piece("", &[]);
-                chunk["prompt_progress"] = json!({
-                    "total": n_total,
-                    "cache": n_reused,
-                    "processed": n_done,
-                    "time_ms": time.as_millis() as u64,
-                });
-                out.data(&chunk);
-            }
-            Event::Finished(finish) => {
-                self.n_prompt = finish.n_prompt;
-                out.data(&self.last("", &finish.tokens, finish));
-            }
+            Event::Finished(finish) => out.data(&self.last(choice, "", &finish.tokens, finish)),
             _ => {}
+        }
+        if let Some(progress) = progress.filter(|_| self.style.has_progress) {
+            let mut chunk = self.piece(choice, "", &[]);
+            chunk["prompt_progress"] = progress;
+            out.data(&chunk);
         }
     }
 
@@ -264,7 +299,9 @@ mod tests {
         let of = |paths: &[&str]| {
             chosen(&whole, &paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
         };
-        assert_eq!(of(&["content", "a/b/c", "a/d"]), json!({ "content": "x", "c": 1, "d": null }));
-        assert_eq!(of(&["a/x", "e/0", "content/x", "", "a/b"]), json!({ "b": { "c": 1 } }));
+        let expected = json!({ "content": "x", "a/b/c": 1, "a/d": null });
+        assert_eq!(of(&["content", "a/b/c", "a/d"]), expected);
+        let expected = json!({ "a/b": { "c": 1 } });
+        assert_eq!(of(&["a/x", "e/0", "content/x", "", "a/b"]), expected);
     }
 }

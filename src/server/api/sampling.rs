@@ -25,9 +25,6 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "safety_identifier",
     "verbosity",
     "web_search_options",
-    "n_keep",
-    "min_keep",
-    "verbose",
 ];
 
 /// The field of a parameter: llama-server's names.
@@ -63,8 +60,7 @@ pub fn field(parameter: &Parameter) -> &'static str {
 fn is_in_range(field: &str, value: f64) -> bool {
     match field {
         "temperature" => value >= 0.0,
-        "top_p" => value > 0.0,
-        "top_k" => value >= 0.0,
+        "xtc_probability" | "dry_multiplier" => value >= 0.0,
         "presence_penalty" | "frequency_penalty" => (-2.0..=2.0).contains(&value),
         _ => true,
     }
@@ -74,8 +70,8 @@ fn is_in_range(field: &str, value: f64) -> bool {
 pub fn expected(field: &str, parameter: &Parameter) -> String {
     match field {
         "temperature" => "a number of at least 0".into(),
-        "top_p" => "a number above 0 and up to 1".into(),
-        "top_k" => "a whole number of at least 0".into(),
+        "xtc_probability" => "a number from 0 to 1".into(),
+        "dry_multiplier" => "a number of at least 0".into(),
         "presence_penalty" | "frequency_penalty" => "a number from -2 to 2".into(),
         _ => parameter.expected(),
     }
@@ -143,9 +139,10 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
             None => return Err(fields.wrong(name, &expected(name, parameter))),
         }
     }
-    if let Some(seed) = fields.integer("seed", -1..=i64::MAX)? {
-        options.seed = u64::try_from(seed).ok();
+    if let Some(seed) = fields.seed("seed")? {
+        options.seed = seed;
     }
+    check_unused(fields)?;
     if let Some(texts) = fields.strings("dry_sequence_breakers")? {
         options.dry.breakers = texts.into_iter().map(str::to_owned).collect();
     }
@@ -161,21 +158,28 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
     Ok(options)
 }
 
+/// Checks llama-server's fields that have no effect: no context is shifted, and all samplers leave
+/// a token.
+fn check_unused(fields: &Fields<'_>) -> ApiResult<()> {
+    fields.integer("n_keep", -1..=i64::MAX)?;
+    fields.integer("min_keep", 0..=i64::MAX)?;
+    fields.integer("n_discard", 0..=0)?;
+    Ok(())
+}
+
 const BIAS: &str = "a number from -100 to 100";
 
-/// An object of token ids and biases, or llama-server's list of pairs of an id or a text and a
-/// bias, where `false` bans.
+/// An object of token ids or texts and their biases, or llama-server's list of pairs of them, where
+/// `false` bans.
 fn biases(path: &str, value: &Value, service: &Service) -> ApiResult<Vec<LogitBias>> {
     let tokenizer = service.engine().tokenizer();
     let mut pairs: Vec<(Vec<u32>, &Value)> = Vec::new();
     match value {
         Value::Object(map) => {
-            for (id, bias) in map {
-                let id = id.parse::<u32>().map_err(|_| {
-                    let message = format!("{path}: expected a token id, got {id:?}");
-                    ApiError::invalid(path, message)
-                })?;
-                pairs.push((vec![id], bias));
+            for (token, bias) in map {
+                let id = token.parse::<u32>().map(|id| vec![id]);
+                let ids = id.unwrap_or_else(|_| tokenizer.encode(token, EncodeOptions::TEXT));
+                pairs.push((ids, bias));
             }
         }
         Value::Array(list) => {
@@ -196,8 +200,8 @@ fn biases(path: &str, value: &Value, service: &Service) -> ApiResult<Vec<LogitBi
         }
         other => return Err(wrong(path, "an object or an array of pairs", other)),
     }
-    if pairs.len() > limits::MAX_BIASES {
-        let message = format!("{path}: at most {} entries", limits::MAX_BIASES);
+    if pairs.iter().map(|(ids, _)| ids.len()).sum::<usize>() > limits::MAX_BIASES {
+        let message = format!("{path}: at most {} tokens", limits::MAX_BIASES);
         return Err(ApiError::invalid(path, message));
     }
     let mut out = Vec::new();
@@ -237,13 +241,14 @@ pub fn limits(fields: &Fields<'_>, service: &Service, names: &[&'static str]) ->
     })
 }
 
-/// The strings that end the text, in the field of this name.
+/// The strings that end the text, in the field of this name. Empty ones end none.
 pub fn stops(fields: &Fields<'_>, name: &'static str) -> ApiResult<Vec<String>> {
-    let stops = fields.strings(name)?.unwrap_or_default();
-    let fits = |stop: &&str| (1..=limits::MAX_STOP_BYTES).contains(&stop.len());
-    if stops.len() > limits::MAX_STOPS || !stops.iter().all(|stop| fits(stop)) {
+    let mut stops = fields.strings(name)?.unwrap_or_default();
+    stops.retain(|stop| !stop.is_empty());
+    let is_long = |stop: &&str| stop.len() > limits::MAX_STOP_BYTES;
+    if stops.len() > limits::MAX_STOPS || stops.iter().any(is_long) {
         let message = format!(
-            "{name}: expected at most {} strings of 1 to {} bytes",
+            "{name}: expected at most {} strings of up to {} bytes",
             limits::MAX_STOPS,
             limits::MAX_STOP_BYTES
         );

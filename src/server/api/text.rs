@@ -4,8 +4,7 @@ use hyper::http::Response;
 use serde_json::{Value, json};
 
 use super::chat;
-use super::completions::token_ids;
-use super::native::mixed;
+use super::prompts::{mixed, token_ids};
 use crate::server::body::Body;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;

@@ -105,8 +105,10 @@ impl Kind {
 
 const MAX: i64 = i64::MAX;
 
-/// A number of tokens, where −1 is any.
-const COUNT: Kind = Whole(-1, MAX);
+/// A number of tokens, where negative ones are any.
+const COUNT: Kind = Whole(i64::MIN, MAX);
+/// A number, where −1 is none.
+const NUMBER: Kind = Whole(-1, MAX);
 const TOP: Kind = Whole(0, MAX_TOP_LOGPROBS as i64);
 const OBJECT: Kind = Of(&["object"]);
 const LIST: Kind = Of(&["array"]);
@@ -119,10 +121,10 @@ const STREAM: &[Field] = &[("stream", Flag), ("sse_ping_interval", Whole(-1, 86_
 const SCHEDULING: &[Field] = &[
     ("cache_salt", Text),
     ("prompt_cache_key", Text),
-    ("id_slot", COUNT),
+    ("id_slot", NUMBER),
     ("cache_prompt", Flag),
     ("priority", Whole(i64::MIN, MAX)),
-    ("t_max_predict_ms", COUNT),
+    ("t_max_predict_ms", NUMBER),
     ("spec", Text),
     ("lora", LIST),
     ("prediction", Object(&PREDICTION)),
@@ -136,7 +138,10 @@ const PREDICTION: Table = Table {
 
 /// Beside the parameters of sampling.
 const SAMPLING: &[Field] = &[
-    ("seed", COUNT),
+    ("seed", Of(&["integer"])),
+    ("n_keep", NUMBER),
+    ("min_keep", Whole(0, MAX)),
+    ("n_discard", Whole(0, 0)),
     ("dry_sequence_breakers", Texts),
     ("samplers", Texts),
     ("logit_bias", Of(&["object", "array"])),
@@ -196,7 +201,9 @@ const CHAT_ONLY: &[Field] = &[
     ("return_progress", Flag),
     ("logprobs", Flag),
     ("top_logprobs", TOP),
+    ("n_probs", TOP),
     ("post_sampling_probs", Flag),
+    ("verbose", Flag),
     ("modalities", Texts),
 ];
 
@@ -230,7 +237,7 @@ pub const PROMPT: Table = Table {
 pub const COMPLETIONS: Table = Table {
     fields: &[
         &[
-            ("prompt", TEXT_OR_LIST),
+            ("prompt", Of(&["string", "array", "object"])),
             ("max_tokens", COUNT),
             ("n_predict", COUNT),
             ("n", Whole(1, 16)),
@@ -238,7 +245,11 @@ pub const COMPLETIONS: Table = Table {
             ("suffix", Refused),
             ("echo", Flag),
             ("logprobs", Whole(0, 20)),
+            ("n_probs", TOP),
+            ("post_sampling_probs", Flag),
             ("timings_per_token", Flag),
+            ("return_progress", Flag),
+            ("verbose", Flag),
             ("stream_options", Object(&Table { fields: &[&[("include_usage", Flag)]], ..EMPTY })),
         ],
         MODEL,
@@ -257,11 +268,13 @@ pub const COMPLETIONS: Table = Table {
 pub const NATIVE: Table = Table {
     fields: &[
         &[
-            ("prompt", TEXT_OR_LIST),
+            ("prompt", Of(&["string", "array", "object"])),
             ("n_predict", COUNT),
             ("max_tokens", COUNT),
-            ("n_discard", Whole(0, 0)),
-            ("n_probs", Whole(0, 20)),
+            ("n_cmpl", Whole(1, 16)),
+            ("n", Whole(1, 16)),
+            ("n_probs", TOP),
+            ("verbose", Flag),
             ("post_sampling_probs", Flag),
             ("return_progress", Flag),
             ("return_tokens", Flag),
@@ -325,6 +338,10 @@ pub const RESPONSES: Table = Table {
             ("text", Object(&WRITTEN)),
             ("include", Texts),
             ("top_logprobs", TOP),
+            ("n_probs", TOP),
+            ("post_sampling_probs", Flag),
+            ("timings_per_token", Flag),
+            ("return_progress", Flag),
             ("truncation", Text),
             ("max_tool_calls", Whole(0, MAX)),
             ("metadata", OBJECT),
@@ -348,7 +365,7 @@ pub const RESPONSES: Table = Table {
     example: r#"{"input": "Hello", "max_output_tokens": 1}"#,
 };
 
-const GRADE: &[Field] = &[("budget_tokens", Whole(0, MAX)), ("type", Text)];
+const GRADE: &[Field] = &[("budget_tokens", COUNT), ("type", Text)];
 
 const MESSAGES_THINKING: Table =
     Table { fields: &[GRADE, &[("display", Text)]], required: &["type"], ..EMPTY };
@@ -362,7 +379,7 @@ pub const MESSAGES: Table = Table {
     fields: &[
         MESSAGES_PROMPT,
         &[
-            ("max_tokens", Whole(0, MAX)),
+            ("max_tokens", COUNT),
             ("stop_sequences", Texts),
             ("output_format", OBJECT),
             ("thinking", Object(&MESSAGES_THINKING)),
@@ -396,7 +413,7 @@ pub const MESSAGES_COUNT: Table = Table {
 };
 
 const OLLAMA_OPTIONS: Table = Table {
-    fields: &[&[("num_predict", Whole(-2, MAX))], SAMPLING, STOP],
+    fields: &[&[("num_predict", COUNT)], SAMPLING, STOP],
     samples: true,
     unused: &[ollama::UNUSED_OPTIONS],
     ..EMPTY

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{blocks, tools};
 use crate::chat::reasoning::Think;
 use crate::server::api::chat::{effort, variables};
+use crate::server::api::parts;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, wrong};
 use crate::server::limits::MAX_MESSAGES;
@@ -28,6 +29,7 @@ pub fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Chat> {
     Ok(Chat {
         messages,
         continues,
+        ends_bare: false,
         tools: Arc::new(tools),
         tool_choice,
         has_parallel_calls,
@@ -48,7 +50,7 @@ fn thinking(fields: &Fields<'_>) -> ApiResult<(Option<Think>, Option<usize>)> {
     }
     let Some(value) = fields.get("thinking") else { return Ok((grade, None)) };
     let thinking = Fields::of(value, "thinking")?;
-    let budget = thinking.integer("budget_tokens", 0..=i64::MAX)?.map(|n| n as usize);
+    let budget = thinking.count("budget_tokens")?.flatten();
     match thinking.string("type")? {
         Some("enabled") => Ok((grade.or(Some(Think::On)), budget)),
         Some("adaptive") => Ok((grade, budget)),
@@ -82,8 +84,10 @@ fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
         let message = format!("messages: expected 1 to {MAX_MESSAGES} messages");
         return Err(ApiError::invalid("messages", message));
     }
+    let roles: Vec<&str> = list.iter().map(role).collect();
+    let newest = parts::newest(&roles);
     for (i, value) in list.iter().enumerate() {
-        reader.message(value, &format!("messages[{i}]"))?;
+        reader.message(value, &format!("messages[{i}]"), newest == Some(i))?;
     }
     if !reader.skipped.is_empty() {
         let kinds: Vec<&str> = reader.skipped.iter().map(String::as_str).collect();
@@ -99,6 +103,34 @@ fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
     Ok((reader.out, continues))
 }
 
+/// The role of a message; one that brings the results of tools is the tools'.
+fn role(message: &Value) -> &str {
+    let blocks = message["content"].as_array();
+    let is_result = |block: &Value| block["type"] == "tool_result";
+    match blocks.is_some_and(|blocks| blocks.iter().any(is_result)) {
+        true => "tool",
+        false => message["role"].as_str().unwrap_or_default(),
+    }
+}
+
+/// Whether blocks of this type are of tools that Anthropic's servers run, or for them alone.
+fn is_of_servers(kind: &str) -> bool {
+    kind.ends_with("_tool_use")
+        || kind.ends_with("_tool_result")
+        || ["redacted_thinking", "container_upload", "compaction"].contains(&kind)
+}
+
+/// The place of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// A message of the system's or the assistant's.
+    Other,
+    /// An earlier message of the user's, or a result of a tool.
+    Earlier,
+    /// The message that the user sends now.
+    New,
+}
+
 /// The error of a block that stands where only others do.
 fn misplaced(path: &str, expected: &str) -> ApiError {
     ApiError::invalid(path, format!("{path}: expected blocks of {expected} here"))
@@ -106,7 +138,7 @@ fn misplaced(path: &str, expected: &str) -> ApiError {
 
 /// A part of a message.
 enum Block<'a> {
-    Text(&'a str),
+    Text(Cow<'a, str>),
     Thinking(Cow<'a, str>),
     /// A call, as chats write it.
     ToolUse(Value),
@@ -130,17 +162,27 @@ struct Reader {
 }
 
 impl Reader {
-    fn message(&mut self, value: &Value, path: &str) -> ApiResult<()> {
+    fn message(&mut self, value: &Value, path: &str, is_new: bool) -> ApiResult<()> {
         let fields = Fields::of(value, path)?;
         let content_path = fields.path("content");
-        let content = fields.get("content").ok_or_else(|| fields.missing("content"))?;
-        match fields.required("role")? {
+        let role = fields.required("role")?;
+        let empty = Value::String(String::new());
+        let content = match fields.get("content") {
+            Some(content) => content,
+            // An answer that was cut while it thought.
+            None if role == "assistant" || fields.has("content") => &empty,
+            None => return Err(fields.missing("content")),
+        };
+        match role {
             "system" | "developer" => {
                 let text = self.system(content, &content_path)?;
                 self.push("system", text);
                 Ok(())
             }
-            "user" => self.user(content, &content_path),
+            "user" => {
+                let place = if is_new { Place::New } else { Place::Earlier };
+                self.user(content, &content_path, place)
+            }
             "assistant" => self.assistant(content, &content_path),
             _ => Err(fields.wrong("role", "user, assistant or system")),
         }
@@ -149,18 +191,23 @@ impl Reader {
     /// The texts of a system message.
     fn system(&mut self, value: &Value, path: &str) -> ApiResult<String> {
         let mut texts = Vec::new();
-        for text in self.texts(value, path)? {
+        for text in self.texts(value, path, Place::Other)? {
             let is_billing = text.starts_with(BILLING);
-            let text = if is_billing { after_line(text) } else { text };
+            let text = if is_billing { after_line(&text).to_owned() } else { text.into_owned() };
             texts.extend((!is_billing || !text.is_empty()).then_some(text));
         }
         Ok(texts.join("\n"))
     }
 
     /// The texts of a content that has nothing else.
-    fn texts<'a>(&mut self, value: &'a Value, path: &str) -> ApiResult<Vec<&'a str>> {
+    fn texts<'a>(
+        &mut self,
+        value: &'a Value,
+        path: &str,
+        place: Place,
+    ) -> ApiResult<Vec<Cow<'a, str>>> {
         let mut texts = Vec::new();
-        for block in self.blocks(value, path)? {
+        for block in self.blocks(value, path, place)? {
             match block {
                 Block::Text(text) => texts.push(text),
                 Block::Other => {}
@@ -171,10 +218,10 @@ impl Reader {
     }
 
     /// Texts and results of tools, in their order.
-    fn user(&mut self, value: &Value, path: &str) -> ApiResult<()> {
+    fn user(&mut self, value: &Value, path: &str, place: Place) -> ApiResult<()> {
         let n_before = self.out.len();
         let mut texts = Vec::new();
-        for block in self.blocks(value, path)? {
+        for block in self.blocks(value, path, place)? {
             match block {
                 Block::Text(text) => texts.push(text),
                 Block::ToolResult { id, content, path, is_error } => {
@@ -197,7 +244,7 @@ impl Reader {
 
     /// The text of a tool's result.
     fn result(&mut self, value: Option<&Value>, is_error: bool, path: &str) -> ApiResult<String> {
-        let texts = value.map(|value| self.texts(value, path)).transpose()?;
+        let texts = value.map(|value| self.texts(value, path, Place::Earlier)).transpose()?;
         let text = texts.unwrap_or_default().join("\n");
         // Chats have no other way to say so.
         Ok(if is_error { format!("Error: {text}") } else { text })
@@ -205,9 +252,9 @@ impl Reader {
 
     fn assistant(&mut self, value: &Value, path: &str) -> ApiResult<()> {
         let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-        for block in self.blocks(value, path)? {
+        for block in self.blocks(value, path, Place::Other)? {
             match block {
-                Block::Text(part) => text.push_str(part),
+                Block::Text(part) => text.push_str(&part),
                 Block::Thinking(part) => reasoning.push_str(&part),
                 Block::ToolUse(call) => calls.push(call),
                 Block::Other => {}
@@ -248,21 +295,29 @@ impl Reader {
     }
 
     /// The blocks of a content: a text is one.
-    fn blocks<'a>(&mut self, value: &'a Value, path: &str) -> ApiResult<Vec<Block<'a>>> {
+    fn blocks<'a>(
+        &mut self,
+        value: &'a Value,
+        path: &str,
+        place: Place,
+    ) -> ApiResult<Vec<Block<'a>>> {
         match value {
-            Value::String(text) => Ok(vec![Block::Text(text)]),
+            Value::String(text) => Ok(vec![Block::Text(text.into())]),
             Value::Array(list) => {
                 let list = list.iter().enumerate();
-                list.map(|(i, value)| self.block(value, &format!("{path}[{i}]"))).collect()
+                list.map(|(i, value)| self.block(value, &format!("{path}[{i}]"), place)).collect()
             }
             other => Err(wrong(path, "a string or an array of blocks", other)),
         }
     }
 
-    fn block<'a>(&mut self, value: &'a Value, path: &str) -> ApiResult<Block<'a>> {
+    fn block<'a>(&mut self, value: &'a Value, path: &str, place: Place) -> ApiResult<Block<'a>> {
         let fields = Fields::of(value, path)?;
         match fields.required("type")? {
-            "text" => Ok(Block::Text(fields.required("text")?)),
+            "text" if fields.has("text") => {
+                Ok(Block::Text(fields.string("text")?.unwrap_or_default().into()))
+            }
+            "text" => Err(fields.missing("text")),
             "thinking" => thought(&fields).map(Block::Thinking),
             "tool_use" => tool_use(&fields).map(Block::ToolUse),
             "tool_result" => Ok(Block::ToolResult {
@@ -271,10 +326,13 @@ impl Reader {
                 path: fields.path("content"),
                 is_error: fields.flag("is_error")?,
             }),
-            kind @ ("image" | "document") => Err(ApiError::not_text(path, kind)),
-            other => {
-                self.skipped.insert(other.chars().take(40).collect());
+            kind if is_of_servers(kind) || place == Place::Other && !parts::is_media(kind) => {
+                self.skipped.insert(kind.chars().take(40).collect());
                 Ok(Block::Other)
+            }
+            kind => {
+                let text = parts::text(value, kind, path, place == Place::New)?;
+                Ok(Block::Text(text.into()))
             }
         }
     }
@@ -283,7 +341,7 @@ impl Reader {
 /// A thought: what is shown of it, or else what its signature has. Whose it is is of no matter: any
 /// signature will do.
 fn thought<'a>(fields: &Fields<'a>) -> ApiResult<Cow<'a, str>> {
-    let shown = fields.required("thinking")?;
+    let shown = fields.string("thinking")?.unwrap_or_default();
     let signature = fields.get("signature").and_then(Value::as_str).filter(|_| shown.is_empty());
     Ok(signature.and_then(blocks::hidden).map_or(shown.into(), Cow::from))
 }
@@ -368,6 +426,46 @@ mod tests {
     }
 
     #[test]
+    fn a_note_stands_for_what_cannot_be_read() {
+        let image = json!({ "type": "image", "source":
+            { "type": "base64", "media_type": "image/png", "data": "AA==" } });
+        let text = json!({ "type": "text", "text": "look" });
+        let call = json!({ "role": "assistant", "content":
+            [{ "type": "tool_use", "id": "t1", "name": "Read", "input": {} }] });
+        let result = json!({ "role": "user", "content": [
+            { "type": "tool_result", "tool_use_id": "t1", "content": [image] },
+            { "type": "hologram" },
+        ] });
+        let now = json!({ "role": "user", "content": [text, image] });
+        let messages = json!([now, call, result]);
+        let (got, _) = read(&json!({ "messages": messages })).unwrap();
+        assert_eq!(got[0], user(&format!("look\n{}", parts::IMAGE)));
+        assert_eq!(got[2]["content"], parts::IMAGE);
+        assert!(got[3]["content"].as_str().unwrap().contains("of the type hologram"));
+        let (param, why) = read(&json!({ "messages": [user("a"), now] })).unwrap_err();
+        assert_eq!(param, "messages[1].content[1]");
+        assert!(why.contains("describe it in words"), "{why}");
+        let document = json!({ "type": "document", "title": "T", "source":
+            { "type": "text", "media_type": "text/plain", "data": "abc" } });
+        let messages = json!([{ "role": "user", "content": [document, text] }]);
+        let (got, _) = read(&json!({ "messages": messages })).unwrap();
+        assert_eq!(got, [user("T\nabc\nlook")]);
+    }
+
+    #[test]
+    fn what_says_nothing_is_an_empty_text() {
+        let body = json!({ "messages": [
+            user("a"),
+            { "role": "assistant", "content": null },
+            { "role": "user", "content": [{ "type": "text", "text": null }] },
+            { "role": "assistant" },
+        ] });
+        let said = json!({ "role": "assistant", "content": "" });
+        let (got, continues) = read(&body).unwrap();
+        assert_eq!((got, continues), (vec![user("a"), said.clone(), user(""), said], true));
+    }
+
+    #[test]
     fn turns_of_one_side_are_one() {
         let assistant = |text: &str| json!({ "role": "assistant", "content": text });
         let body = json!({ "messages": [user("a"), user("b"), assistant("c"), assistant("d")] });
@@ -447,6 +545,5 @@ mod tests {
             json!({ "thinking": { "type": "adaptive" }, "output_config": { "effort": "max" } });
         assert_eq!(read(graded), Some((Some(Think::High), None)));
         assert_eq!(read(think(json!({ "type": "deep" }))), None);
-        assert_eq!(read(think(json!({ "type": "enabled", "budget_tokens": -1 }))), None);
     }
 }

@@ -92,18 +92,19 @@ pub async fn count_tokens(call: &mut Call) -> ApiResult<Response<Body>> {
 fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Request> {
     let chat = input::chat(fields, service)?;
     let form = form(fields)?;
-    let most = fields.integer("max_tokens", 0..=i64::MAX)?;
+    let most = fields.count("max_tokens")?;
     let request = Request {
         prompt: Prompt::Chat(chat),
         sampling: sampling::sampling(fields, service)?,
         limits: Limits {
-            n_predict: Some(most.map_or(MAX_TOKENS, |n| n as usize)),
+            n_predict: most.unwrap_or(Some(MAX_TOKENS)),
             ignore_eos: fields.flag("ignore_eos")?,
             stops: sampling::stops(fields, "stop_sequences")?,
         },
         n_choices: 1,
         form,
         n_logprobs: None,
+        after_sampling: false,
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
         prediction: sampling::prediction(fields)?,

@@ -6,13 +6,12 @@ use serde_json::{Map, Value, json};
 
 use super::Shape;
 use crate::chat::reasoning::Think;
-use crate::engine::Limits;
 use crate::sample::MAX_TOP_LOGPROBS;
 use crate::sample::grammar::Grammar;
 use crate::server::App;
 use crate::server::api::chat::{effort, tool_choice, tools};
 use crate::server::api::form::schema;
-use crate::server::api::{messages, sampling};
+use crate::server::api::{messages, parts, sampling};
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;
 use crate::server::request::{Chat, Prompt, Request};
@@ -58,7 +57,7 @@ pub fn request(
     let none = json!({});
     let options = Fields::of(fields.get("options").unwrap_or(&none), "options")?;
     let sampling = sampling::sampling(&options, service)?;
-    let limits = limits(&options, service)?;
+    let limits = sampling::limits(&options, service, &["num_predict"])?;
     options.ignore(UNUSED_OPTIONS);
     app.note_unknown(&options);
     let (form, n_logprobs) = (format(fields)?, n_logprobs(fields)?);
@@ -72,6 +71,7 @@ pub fn request(
         n_choices: 1,
         form,
         n_logprobs,
+        after_sampling: false,
         salt,
         scheduling,
         prediction,
@@ -79,16 +79,6 @@ pub fn request(
         wants_tokens: false,
         time_limit,
     }))
-}
-
-/// The end of a text. Negative numbers of tokens are any.
-fn limits(options: &Fields<'_>, service: &Service) -> ApiResult<Limits> {
-    let most = options.integer("num_predict", -2..=i64::MAX)?;
-    Ok(Limits {
-        n_predict: most.map_or(service.defaults.n_predict, |n| usize::try_from(n).ok()),
-        ignore_eos: options.flag("ignore_eos")?,
-        stops: sampling::stops(options, "stop")?,
-    })
 }
 
 /// The form of the answer: `json`, or a schema.
@@ -139,7 +129,7 @@ fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Option<Chat>> {
     let none = Vec::new();
     let list = fields.array("messages")?.unwrap_or(&none);
     let list = read_messages(list)?;
-    let tools = tools(functions(fields.array("tools")?.unwrap_or(&none)))?;
+    let tools = tools(fields.array("tools")?.cloned().unwrap_or_default())?;
     let tool_choice = tool_choice(fields, &tools)?;
     let has_parallel_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let think = think(fields)?;
@@ -160,22 +150,15 @@ fn chat(fields: &Fields<'_>, service: &Service) -> ApiResult<Option<Chat>> {
     }))
 }
 
-/// Tools, whose type may be left out.
-fn functions(list: &[Value]) -> Vec<Value> {
-    let mut list = list.to_vec();
-    for tool in list.iter_mut().filter_map(Value::as_object_mut) {
-        tool.entry("type").or_insert_with(|| "function".into());
-    }
-    list
-}
-
 /// The prompt of `/api/generate`; `None` if there is no text.
 fn text(fields: &Fields<'_>, service: &Service) -> ApiResult<Option<Prompt>> {
     let given = |name| Ok::<_, ApiError>(fields.string(name)?.filter(|text| !text.is_empty()));
     let (prompt, system) = (given("prompt")?, given("system")?);
     let is_raw = fields.flag("raw")?;
     let think = think(fields)?;
-    refuse_images(fields)?;
+    if n_images(fields)? > 0 {
+        return Err(ApiError::not_text("images", "an image"));
+    }
     if given("suffix")?.is_some() {
         let message = "suffix: moeba has no infilling: send a raw prompt with the model's tokens";
         return Err(ApiError::invalid("suffix", message));
@@ -207,18 +190,23 @@ fn text(fields: &Fields<'_>, service: &Service) -> ApiResult<Option<Prompt>> {
     })))
 }
 
-fn refuse_images(fields: &Fields<'_>) -> ApiResult<()> {
-    match fields.array("images")?.is_some_and(|images| !images.is_empty()) {
-        true => Err(ApiError::not_text(&fields.path("images"), "an image")),
-        false => Ok(()),
-    }
+fn n_images(fields: &Fields<'_>) -> ApiResult<usize> {
+    Ok(fields.array("images")?.map_or(0, Vec::len))
 }
 
 /// Messages in the form of chats.
 fn read_messages(list: &[Value]) -> ApiResult<Vec<Value>> {
     let mut reader = Reader::default();
+    let roles: Vec<String> = list
+        .iter()
+        .map(|value| value["role"].as_str().unwrap_or_default().to_ascii_lowercase())
+        .collect();
+    let newest = parts::newest(&roles.iter().map(String::as_str).collect::<Vec<_>>());
     let each = list.iter().enumerate();
-    each.map(|(i, value)| reader.message(value, &format!("messages[{i}]"))).collect()
+    let read = |(i, value): (usize, &Value)| {
+        reader.message(value, &format!("messages[{i}]"), newest == Some(i))
+    };
+    each.map(read).collect()
 }
 
 /// Translates messages one by one.
@@ -230,12 +218,21 @@ struct Reader {
 }
 
 impl Reader {
-    fn message(&mut self, value: &Value, path: &str) -> ApiResult<Value> {
+    /// `is_new`: the user sends it now.
+    fn message(&mut self, value: &Value, path: &str, is_new: bool) -> ApiResult<Value> {
         let fields = Fields::of(value, path)?;
-        refuse_images(&fields)?;
+        let n_images = n_images(&fields)?;
+        if n_images > 0 && is_new {
+            return Err(ApiError::not_text(&fields.path("images"), "an image"));
+        }
         let role = fields.required("role")?.to_ascii_lowercase();
         let mut out = Map::new();
-        let content = fields.get("content").cloned().unwrap_or_else(|| "".into());
+        let mut content = fields.get("content").cloned().unwrap_or_else(|| "".into());
+        if let Some(text) = content.as_str().filter(|_| n_images > 0) {
+            let mut lines = vec![parts::IMAGE; n_images];
+            lines.extend((!text.is_empty()).then_some(text));
+            content = lines.join("\n").into();
+        }
         out.insert("content".into(), content);
         if let Some(text) = fields.string("thinking")?.filter(|text| !text.is_empty()) {
             out.insert("reasoning_content".into(), text.into());
@@ -323,6 +320,11 @@ mod tests {
             { "content": "d", "role": "tool" },
         ]);
         assert_eq!(Value::Array(got), expected);
+        let image = json!({ "role": "user", "content": "look", "images": ["aGk=", "aGk="] });
+        let got = read_messages(&[image.clone(), json!({ "role": "user", "content": "x" })]);
+        let noted = [parts::IMAGE, parts::IMAGE, "look"].join("\n");
+        assert_eq!(got.unwrap()[0], json!({ "content": noted, "role": "user" }));
+        assert!(read_messages(&[image]).is_err());
     }
 
     #[test]

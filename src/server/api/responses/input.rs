@@ -6,13 +6,10 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::tools::{Offered, flat, shell_arguments};
+use crate::server::api::parts;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, wrong};
 use crate::server::limits::MAX_MESSAGES;
-
-/// Stands for an image that an earlier message has.
-const IMAGE: &str = "[an image, which this model cannot see]";
-const FILE: &str = "[a file, which this model cannot read]";
 
 /// The messages, and whether the answer goes on in the last one.
 pub fn messages(fields: &Fields<'_>, offered: &Offered) -> ApiResult<(Vec<Value>, bool)> {
@@ -23,8 +20,10 @@ pub fn messages(fields: &Fields<'_>, offered: &Offered) -> ApiResult<(Vec<Value>
     match fields.get("input") {
         Some(Value::String(text)) => reader.out.push(json!({ "role": "user", "content": text })),
         Some(Value::Array(items)) if (1..=MAX_MESSAGES).contains(&items.len()) => {
+            let roles: Vec<&str> = items.iter().map(role).collect();
+            let newest = parts::newest(&roles);
             for (i, item) in items.iter().enumerate() {
-                reader.item(item, &format!("input[{i}]"), i + 1 == items.len())?;
+                reader.item(item, &format!("input[{i}]"), newest == Some(i))?;
             }
         }
         Some(Value::Array(_)) => {
@@ -42,6 +41,14 @@ pub fn messages(fields: &Fields<'_>, offered: &Offered) -> ApiResult<(Vec<Value>
     match reader.out.is_empty() {
         true => Err(ApiError::invalid("input", "input: there is nothing to answer")),
         false => Ok((reader.out, continues)),
+    }
+}
+
+/// The role of a message; all else is what the assistant or its tools have done.
+fn role(item: &Value) -> &str {
+    match item["type"].as_str() {
+        None | Some("message") => item["role"].as_str().unwrap_or_default(),
+        Some(_) => "tool",
     }
 }
 
@@ -91,11 +98,11 @@ fn add_line(all: &mut Option<String>, text: &str) {
 }
 
 impl Reader<'_> {
-    fn item(&mut self, item: &Value, path: &str, is_last: bool) -> ApiResult<()> {
+    fn item(&mut self, item: &Value, path: &str, is_new: bool) -> ApiResult<()> {
         let fields = Fields::of(item, path)?;
         match fields.string("type")? {
-            Some("message") => self.message(&fields, is_last)?,
-            None if item.get("role").is_some() => self.message(&fields, is_last)?,
+            Some("message") => self.message(&fields, is_new)?,
+            None if item.get("role").is_some() => self.message(&fields, is_new)?,
             Some("reasoning") => self.reasoning(&fields)?,
             Some("function_call") => {
                 let arguments = match fields.get("arguments") {
@@ -140,11 +147,12 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn message(&mut self, fields: &Fields<'_>, is_last: bool) -> ApiResult<()> {
+    fn message(&mut self, fields: &Fields<'_>, is_new: bool) -> ApiResult<()> {
         let role = fields.required("role")?;
         let path = fields.path("content");
         let texts = match fields.get("content") {
-            Some(value) => texts(value, &path, !is_last)?,
+            Some(value) => texts(value, &path, is_new)?,
+            None if role == "assistant" || fields.has("content") => Vec::new(),
             None => return Err(fields.missing("content")),
         };
         match role {
@@ -193,7 +201,7 @@ impl Reader<'_> {
         let output = match fields.get("output") {
             None => Value::from(""),
             Some(Value::Array(parts)) => {
-                content(texts(&Value::Array(parts.clone()), &fields.path("output"), true)?)
+                content(texts(&Value::Array(parts.clone()), &fields.path("output"), false)?)
             }
             Some(Value::String(text)) => text.as_str().into(),
             // Older clients wrap the text.
@@ -246,9 +254,8 @@ fn content(mut texts: Vec<String>) -> Value {
     }
 }
 
-/// The texts of a content. Where the model cannot see or read something, a note stands for it if
-/// `has_notes`; otherwise it is an error.
-fn texts(content: &Value, path: &str, has_notes: bool) -> ApiResult<Vec<String>> {
+/// The texts of a content, which the user sends now if `is_new`.
+fn texts(content: &Value, path: &str, is_new: bool) -> ApiResult<Vec<String>> {
     let parts = match content {
         Value::String(text) => return Ok(vec![text.clone()]),
         Value::Array(parts) => parts,
@@ -257,24 +264,15 @@ fn texts(content: &Value, path: &str, has_notes: bool) -> ApiResult<Vec<String>>
     let part = |(i, part): (usize, &Value)| {
         let path = format!("{path}[{i}]");
         let fields = Fields::of(part, &path)?;
-        let kind = fields.required("type")?;
-        let note = match kind {
+        match fields.required("type")? {
             "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => {
-                let text = fields.required("text")?;
-                return Ok(text.to_owned());
+                match fields.string("text")? {
+                    None if !fields.has("text") => Err(fields.missing("text")),
+                    text => Ok(text.unwrap_or_default().to_owned()),
+                }
             }
-            "refusal" => return Ok(fields.string("refusal")?.unwrap_or_default().to_owned()),
-            "input_image" | "image_url" | "computer_screenshot" => IMAGE,
-            "input_file" | "input_audio" | "file" => FILE,
-            other => {
-                let path = fields.path("type");
-                let message = format!("{path}: expected input_text, got {other:?}");
-                return Err(ApiError::invalid(path, message));
-            }
-        };
-        match has_notes {
-            true => Ok(note.to_owned()),
-            false => Err(ApiError::not_text(&path, kind)),
+            "refusal" => Ok(fields.string("refusal")?.unwrap_or_default().to_owned()),
+            kind => parts::text(part, kind, &path, is_new),
         }
     };
     parts.iter().enumerate().map(part).collect()
@@ -346,7 +344,7 @@ mod tests {
                 "tool_calls": [call("1", "look", "{}"),
                     { "id": "2", "type": "custom", "custom": custom }] }),
             result("1", "seen".into()),
-            result("2", json!([text("done"), text(IMAGE)])),
+            result("2", json!([text("done"), text(parts::IMAGE)])),
             json!({ "role": "assistant", "content": "", "reasoning_content": "hm",
                 "tool_calls": [call("3", "shell", "{\"command\":[\"ls\"]}")] }),
             result("3", "files".into()),
@@ -376,7 +374,18 @@ mod tests {
         assert_eq!(param.as_deref(), Some("input[0].content[0]"));
         assert!(message.contains("image input is not supported"), "{message}");
         let got = read(&json!({ "input": [image, user("a")] })).unwrap().0;
-        assert_eq!(got, [user(IMAGE), user("a")]);
+        assert_eq!(got, [user(parts::IMAGE), user("a")]);
+        let call = json!({ "type": "function_call", "call_id": "1", "name": "f" });
+        let odd = json!({ "role": "user", "content": [{ "type": "hologram" }] });
+        let got = read(&json!({ "input": [image, odd, call] })).unwrap().0;
+        assert_eq!(got[0], user(parts::IMAGE));
+        let file = json!({ "type": "input_file", "filename": "a.txt",
+            "file_data": "data:text/plain;base64,aGk=" });
+        let got = read(&json!({ "input": [{ "role": "user", "content": [file] }] })).unwrap().0;
+        assert_eq!(got, [user("a.txt\nhi")]);
+        let said = json!({ "role": "assistant", "content": null });
+        let got = read(&json!({ "input": [user("a"), said, user("b")] })).unwrap().0;
+        assert_eq!(got[1], json!({ "role": "assistant", "content": "" }));
     }
 
     #[test]

@@ -48,6 +48,8 @@ struct Asked {
     items: ItemStyle,
     /// The members that its response repeats.
     repeated: Map<String, Value>,
+    /// Events of the answer's parts have the figures so far.
+    has_timings: bool,
     is_stream: bool,
     /// The inner `None` is any silence.
     ping: Option<Option<Duration>>,
@@ -68,11 +70,12 @@ pub async fn answer(call: &mut Call) -> ApiResult<hyper::Response<Body>> {
         })
         .await?;
     let answer = service.submit(vec![prepared], &call.client)?;
-    let Asked { items, repeated, is_stream, ping, .. } = asked;
+    let Asked { request, items, repeated, has_timings, is_stream, ping } = asked;
     let head = Head::new(repeated, &service);
     let mut items = Items::new(items, &head.header.id, &service);
     if let Some(report) = call.report.take_if(|_| is_stream) {
-        let stream = ResponseStream::new(head, items);
+        let has_progress = request.wants_progress;
+        let stream = ResponseStream::new(head, items, has_timings, has_progress, answer.n_prompt);
         let ping = ping.unwrap_or(call.app.options.ping);
         return Ok(sse::respond(answer, Box::new(stream), report, ping));
     }
@@ -141,6 +144,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
     let chat = Chat {
         messages,
         continues,
+        ends_bare: false,
         tools: Arc::new(offered.tools.clone()),
         tool_choice: offered.choice(fields.get("tool_choice"))?,
         has_parallel_calls: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
@@ -152,6 +156,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
     let (form, written_text) = text(fields, service)?;
     let included = fields.strings("include")?.unwrap_or_default();
     let n_top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS as i64)?.unwrap_or(0);
+    let n_top = super::logprobs::n_probs(fields)?.unwrap_or(n_top as usize);
     let has_logprobs = included.contains(&"message.output_text.logprobs") || n_top > 0;
     let request = Request {
         prompt: Prompt::Chat(chat),
@@ -159,11 +164,12 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
         limits: sampling::limits(fields, service, &["max_output_tokens"])?,
         n_choices: 1,
         form,
-        n_logprobs: has_logprobs.then_some(n_top as usize),
+        n_logprobs: has_logprobs.then_some(n_top),
+        after_sampling: super::logprobs::after_sampling(fields)?,
         salt: sampling::salt(fields)?,
         scheduling: sampling::scheduling(fields)?,
         prediction: sampling::prediction(fields)?,
-        wants_progress: false,
+        wants_progress: fields.flag("return_progress")?,
         wants_tokens: false,
         time_limit: sampling::time_limit(fields)?,
     };
@@ -180,7 +186,8 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Asked> {
     fields.ignore(WITHOUT_EFFECT);
     fields.ignore(IGNORED);
     let (is_stream, ping) = (fields.flag("stream")?, sampling::ping(fields)?);
-    Ok(Asked { request, items, repeated, is_stream, ping })
+    let has_timings = fields.flag("timings_per_token")?;
+    Ok(Asked { request, items, repeated, has_timings, is_stream, ping })
 }
 
 /// Refuses what would need responses that are stored.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::input::encrypted;
-use super::tools::{InputReader, Offered, Origin, shell_action};
+use super::tools::{Offered, Origin, shell_action};
 use crate::engine::FinishReason;
+use crate::server::api::custom::{InputReader, input};
 use crate::server::api::logprobs::entries;
 use crate::server::events::{Event, Finish, Piece, Token};
 use crate::server::service::Service;
@@ -302,11 +303,4 @@ impl Items {
         item["status"] = status.into();
         item
     }
-}
-
-/// The text in the arguments of a custom tool's call.
-fn input(arguments: &str) -> String {
-    let mut reader = InputReader::default();
-    let text = reader.push(arguments);
-    text + &reader.finish()
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::Head;
 use super::output::{Items, WireEvent};
+use crate::server::api::usage::{Live, timings};
 use crate::server::errors::ApiError;
 use crate::server::events::{Event, Finish};
 use crate::server::sse::{Encoder, Frames};
@@ -15,11 +16,21 @@ pub struct ResponseStream {
     sequence: u64,
     /// Events that are not written yet.
     ready: Vec<WireEvent>,
+    has_timings: bool,
+    has_progress: bool,
+    live: Live,
 }
 
 impl ResponseStream {
-    pub fn new(head: Head, items: Items) -> ResponseStream {
-        ResponseStream { head, items, sequence: 0, ready: Vec::new() }
+    pub fn new(
+        head: Head,
+        items: Items,
+        has_timings: bool,
+        has_progress: bool,
+        n_prompt: usize,
+    ) -> ResponseStream {
+        let live = Live::new(n_prompt);
+        ResponseStream { head, items, sequence: 0, ready: vec![], has_timings, has_progress, live }
     }
 
     fn write(&mut self, name: &'static str, fields: Value, out: &mut Frames) {
@@ -44,8 +55,19 @@ impl Encoder for ResponseStream {
     }
 
     fn event(&mut self, _choice: usize, event: &Event, out: &mut Frames) {
+        let progress = self.live.see(event);
+        if let Some(progress) = progress.filter(|_| self.has_progress) {
+            let mut fields = json!({ "response": self.head.begun(), "prompt_progress": progress });
+            if self.has_timings {
+                fields["timings"] = self.live.timings();
+            }
+            self.write("response.in_progress", fields, out);
+        }
         self.items.push(event, &mut self.ready);
-        for (name, fields) in std::mem::take(&mut self.ready) {
+        for (name, mut fields) in std::mem::take(&mut self.ready) {
+            if self.has_timings && name.ends_with(".delta") {
+                fields["timings"] = self.live.timings();
+            }
             self.write(name, fields, out);
         }
     }
@@ -53,7 +75,11 @@ impl Encoder for ResponseStream {
     fn end(&mut self, finishes: &[Finish], out: &mut Frames) {
         let Some(finish) = finishes.first() else { return };
         let response = self.head.ended(self.items.done(), finish);
-        self.response(super::end_name(finish), response, out);
+        let mut fields = json!({ "response": response });
+        if self.has_timings {
+            fields["timings"] = timings(finish);
+        }
+        self.write(super::end_name(finish), fields, out);
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Frames) {
