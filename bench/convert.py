@@ -39,8 +39,10 @@ import json, sys, torch
 from safetensors.torch import save_file
 folder, n = sys.argv[1], int(sys.argv[2])
 config = json.load(open(folder + "/config.json"))
-h, d, e, f = (config[k] for k in ("hidden_size", "head_dim", "num_experts", "moe_intermediate_size"))
-q, kv, v = config["num_attention_heads"] * d, config["num_key_value_heads"] * d, config["vocab_size"]
+names = ("hidden_size", "head_dim", "num_experts", "moe_intermediate_size")
+h, d, e, f = (config[name] for name in names)
+q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
+v = config["vocab_size"]
 make = torch.Generator().manual_seed(7)
 rand = lambda *shape: (torch.randn(shape, generator=make) * 0.02).to(torch.bfloat16)
 index, shards = {}, n + 1
@@ -52,17 +54,19 @@ shard(0, {"model.embed_tokens.weight": rand(v, h), "lm_head.weight": rand(v, h),
           "model.norm.weight": rand(h)})
 for i in range(n):
     at = f"model.layers.{i}."
-    tensors = {at + "input_layernorm.weight": rand(h), at + "post_attention_layernorm.weight": rand(h),
+    tensors = {at + "input_layernorm.weight": rand(h),
+        at + "post_attention_layernorm.weight": rand(h),
         at + "self_attn.q_norm.weight": rand(d), at + "self_attn.k_norm.weight": rand(d),
         at + "self_attn.q_proj.weight": rand(q, h), at + "self_attn.k_proj.weight": rand(kv, h),
         at + "self_attn.v_proj.weight": rand(kv, h), at + "self_attn.o_proj.weight": rand(h, q),
         at + "mlp.gate.weight": rand(e, h)}
     for j in range(e):
-        at_expert = f"{at}mlp.experts.{j}."
-        tensors |= {at_expert + "gate_proj.weight": rand(f, h), at_expert + "up_proj.weight": rand(f, h),
-                    at_expert + "down_proj.weight": rand(h, f)}
+        one = f"{at}mlp.experts.{j}."
+        tensors |= {one + "gate_proj.weight": rand(f, h), one + "up_proj.weight": rand(f, h),
+                    one + "down_proj.weight": rand(h, f)}
     shard(i + 1, tensors)
-json.dump({"metadata": {}, "weight_map": index}, open(folder + "/model.safetensors.index.json", "w"))
+index = {"metadata": {}, "weight_map": index}
+json.dump(index, open(folder + "/model.safetensors.index.json", "w"))
 """
 
 # Runs in PYTHON: llama.cpp's script, whose list of published tokenizers does not have this one.
@@ -84,8 +88,8 @@ from gguf import GGUFReader
 a, b = ({t.name: t for t in GGUFReader(f).tensors} for f in sys.argv[1:3])
 assert a.keys() == b.keys(), a.keys() ^ b.keys()
 types = {n for n in a if a[n].tensor_type != b[n].tensor_type}
-differ = [n for n in a if n not in types and not np.array_equal(np.asarray(a[n].data).view(np.uint8),
-                                                                np.asarray(b[n].data).view(np.uint8))]
+view = lambda tensor: np.asarray(tensor.data).view(np.uint8)
+differ = [n for n in a if n not in types and not np.array_equal(view(a[n]), view(b[n]))]
 print(f"{len(a)} tensors, {len(types)} of another type, {len(differ)} of other bytes", *differ[:3])
 """
 

@@ -1,8 +1,8 @@
 //! Runs work of unknown cost (a template, a grammar) in a thread of its own, with a stack for deep
 //! recursion, and meters it: the program's allocator counts the bytes that the thread holds.
 //!
-//! The work itself asks whether it is over its bounds, and ends; nobody ends it from outside. Code
-//! that cannot ask belongs in a process of its own (`sample::grammar::sandbox`).
+//! The work asks by itself whether it is over its bounds, and ends. Code that cannot ask belongs in
+//! a process of its own (`sample::grammar::sandbox`).
 
 use crate::{Error, Result};
 use std::alloc::{GlobalAlloc, Layout, System};

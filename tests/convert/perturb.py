@@ -307,7 +307,8 @@ def put(config, path, value):
 def rows(table):
     """The table of outcomes: how many of each, and what is neither equal nor refused by name."""
     kinds = ("equal", "refused", "tensor", "other", "unread", "error", "WRONG")
-    yield "# Outcomes of changed configs\n\n`perturb.py` writes this table and explains its columns.\n\n"
+    yield "# Outcomes of changed configs\n\n"
+    yield "`perturb.py` writes this table and explains its columns.\n\n"
     yield "| class | " + " | ".join(kinds) + " |\n|---|" + "--:|" * len(kinds) + "\n"
     total = [0] * len(kinds)
     for cls, outcomes in sorted(table.items()):

@@ -128,7 +128,7 @@ fn grammars_that_explode_are_bounded() {
 }
 
 /// A template's source is text wherever a request can bring it.
-/// Who sends grammars that take all memory keeps none of it, and takes none from others' grammars.
+/// Grammars that take all memory give it back, and other clients' grammars are compiled.
 #[test]
 fn grammars_leave_nothing_behind() {
     let server = start(&["-c", "128", "--parallel", "1"]);

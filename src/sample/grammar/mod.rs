@@ -10,7 +10,6 @@ mod compile;
 mod constraint;
 mod gbnf;
 mod matcher;
-#[cfg_attr(not(target_os = "linux"), path = "no_sandbox.rs")]
 pub mod sandbox;
 mod trigger;
 mod vocabulary;

@@ -1,7 +1,7 @@
 //! Elsewhere than on Linux grammars are compiled without having been tried out: the steps that
 //! llguidance counts bound them, their memory has no bound.
 
-use super::Grammar;
+use super::super::Grammar;
 use crate::Result;
 use llguidance::toktrie::TokTrie;
 use std::path::PathBuf;

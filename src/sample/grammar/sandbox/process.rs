@@ -9,8 +9,8 @@
 //! One fork has a tenth of a second, so that grammars of usual size do not wait for others; only
 //! what is not ready then gets the whole time, behind others of its kind.
 
-use super::compile::{self, BOUNDS, Compiled};
-use super::{Grammar, factory, vocabulary};
+use super::super::compile::{self, BOUNDS, Compiled};
+use super::super::{Grammar, factory, vocabulary};
 use crate::meter;
 use crate::{Error, Result};
 use llguidance::ParserFactory;
@@ -289,7 +289,7 @@ fn read_bytes(from: &mut UnixStream, n: u32) -> io::Result<Vec<u8>> {
 
 /// Forks for each socket that comes. The process has this one thread.
 fn serve() -> ! {
-    // SAFETY: descriptor 0 is the socket that `start` put there, and nobody else owns it.
+    // SAFETY: descriptor 0 is the socket that `start` put there, and this is its only owner.
     let mut control = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
     let Ok(factory) = read_factory(&mut control) else { std::process::exit(1) };
     // SAFETY: no handler is installed; forks that end are forgotten by the kernel.
@@ -352,7 +352,7 @@ fn serve_one(factory: &Arc<ParserFactory>, mut socket: UnixStream) -> ! {
         Ok(()) => vec![FITS],
         Err(e) => [&[REFUSED], e.to_string().as_bytes()].concat(),
     };
-    // Nobody waits for the answer if this fails.
+    // If this fails, the caller does not wait any more.
     let _ = socket.write_all(&answer);
     // SAFETY: nothing of this process is to be written or freed.
     unsafe { libc::_exit(0) }
