@@ -193,6 +193,19 @@ impl ApiError {
         ApiError::new(Kind::Server, code, error.to_string())
     }
 
+    /// A schema or a grammar that cannot be used. Its message may begin with a place that begins
+    /// with `path`.
+    pub fn of_schema(error: &Error, path: &str) -> ApiError {
+        let message = match error {
+            Error::Invalid(sentence) => sentence.clone(),
+            other => return ApiError::of_run(other),
+        };
+        let place = message.split(": ").next().filter(|place| place.starts_with(path));
+        let param = place.unwrap_or(path).to_owned();
+        let error = ApiError::new(Kind::Invalid, "invalid_grammar", message);
+        ApiError { param: (!param.is_empty()).then_some(param), ..error }
+    }
+
     pub fn status(&self, wire: Wire) -> u16 {
         self.kind.status(wire)
     }

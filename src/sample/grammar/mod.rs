@@ -10,6 +10,7 @@ mod compile;
 mod constraint;
 mod gbnf;
 mod matcher;
+pub mod schema;
 mod trigger;
 mod vocabulary;
 
@@ -72,6 +73,12 @@ impl Grammar {
     }
 }
 
+/// Whether a grammar was not compiled because of what it says, and not because of its size.
+pub fn is_refusal(error: &Error) -> bool {
+    let Error::Invalid(sentence) = error else { return false };
+    sentence.contains(" cannot be used: ") || sentence.contains(" describes no text ")
+}
+
 type Key = [u8; 32];
 
 /// Compiled grammars that are kept for the next request.
@@ -111,6 +118,12 @@ impl Grammars {
             }
         };
         Ok(Constraint::new(self.factory.tok_env().clone(), compiled))
+    }
+
+    /// Compiles a grammar and keeps nothing of it.
+    pub fn check(&self, grammar: &Grammar) -> Result<()> {
+        checks::check(grammar)?;
+        compile(self.factory.clone(), grammar).map(drop)
     }
 
     fn cached(&self, key: &Key) -> Option<Arc<Compiled>> {

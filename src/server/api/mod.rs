@@ -12,6 +12,6 @@ pub mod native;
 pub mod ollama;
 pub mod responses;
 pub mod sampling;
-mod structural_tag;
+pub mod structural_tag;
 pub mod text;
 mod usage;
