@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::{self, Body};
 use crate::Error;
+use crate::sample::grammar::TOO_COMPLEX;
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
@@ -187,6 +188,9 @@ impl ApiError {
     /// An error of the engine while it computes.
     pub fn of_run(error: &Error) -> ApiError {
         let code = match error {
+            Error::Invalid(why) if why == TOO_COMPLEX => {
+                return ApiError::new(Kind::Invalid, "invalid_grammar", TOO_COMPLEX);
+            }
             Error::Load(_) | Error::Io { .. } => "io_error",
             _ => "server_error",
         };

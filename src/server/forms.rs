@@ -10,17 +10,17 @@ use super::errors::{ApiError, ApiResult};
 use super::request::{Chat, Form};
 use super::service::Service;
 use crate::chat::tools::{Tool, ToolGrammar, Tools};
-use crate::sample::grammar::schema::{Client, fit};
+use crate::sample::grammar::schema::{Client, TIME, fit};
 use crate::sample::grammar::{Constraint, Grammar, is_refusal};
 use crate::{Error, Result};
 
 /// How the schemas of a grammar of calls are made.
-#[derive(Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Clone, Copy)]
 enum Effort {
     /// By what is known of them.
     First,
-    /// What is refused of each is searched for.
-    Search,
+    /// What is refused of each is searched for, until a time.
+    Search(Instant),
     /// Of tools that need not match theirs only the names of arguments are kept.
     Plain,
 }
@@ -43,7 +43,8 @@ impl Service {
 
     /// A structural tag with the parts of its schemas that are not refused.
     fn of_tag(&self, tag: &Value, path: &str) -> ApiResult<Constraint> {
-        let accept = |client: &Client<'_>| client.accepted(self.checked());
+        let until = Instant::now() + TIME;
+        let accept = |client: &Client<'_>| client.accepted(until, self.checked());
         let grammar = structural_tag(tag, path, self.engine().tokenizer(), &accept)?;
         let named = |e| ApiError::of_schema(&in_words(e, "structural tag"), path);
         self.compile(&grammar).map_err(named)
@@ -77,8 +78,8 @@ impl Service {
                 Err(e) => e,
             };
             effort = match effort {
-                Effort::First if is_refusal(&error) => Effort::Search,
-                Effort::Search if is_refusal(&error) => Effort::Plain,
+                Effort::First if is_refusal(&error) => Effort::Search(Instant::now() + TIME),
+                Effort::Search(_) if is_refusal(&error) => Effort::Plain,
                 _ => return Err(ApiError::of_schema(&in_words(error, "tools' grammar"), "tools")),
             };
         }
@@ -116,7 +117,7 @@ impl Service {
     fn enforced(&self, tools: &Tools, effort: Effort) -> Result<Tools> {
         tools.with_schemas(|tool| {
             let schema = self.accepted(&of_tool(tool), effort)?;
-            if effort < Effort::Plain || tool.is_strict {
+            if !matches!(effort, Effort::Plain) || tool.is_strict {
                 return Ok(schema);
             }
             log::warn!("the tool `{}`: only the names of its arguments are enforced", tool.name);
@@ -126,8 +127,8 @@ impl Service {
 
     fn accepted(&self, client: &Client<'_>, effort: Effort) -> Result<Value> {
         match effort {
-            Effort::First => client.enforced(),
-            Effort::Search | Effort::Plain => client.accepted(self.checked()),
+            Effort::First | Effort::Plain => client.enforced(),
+            Effort::Search(until) => client.accepted(until, self.checked()),
         }
     }
 }

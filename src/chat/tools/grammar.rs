@@ -357,8 +357,8 @@ fn json_arguments(tool: &Tool, name: &str) -> String {
     }
 }
 
-/// The white space between the parts of JSON: without a bound a model may write nothing else.
-pub const GAP: &str = r"[ \t]|(\r?\n){1,2}[ \t]{0,20}";
+/// The white space between the parts of JSON, bounded as in a form that is JSON.
+const GAP: &str = r"[ \t]|(\r?\n){1,2}[ \t]{0,20}";
 
 /// A schema within the grammar.
 fn inline(schema: &Value) -> String {

@@ -16,6 +16,7 @@ mod vocabulary;
 
 pub use compile::WHITE_SPACE;
 pub use constraint::{Constraint, TokenMask};
+pub use matcher::TOO_COMPLEX;
 
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};

@@ -25,6 +25,9 @@ pub const LINE_END: &Ranges = &[(0x0a, 0x0a), (0x0d, 0x0d), (0x2028, 0x2029)];
 const LAST: u32 = 0x10ffff;
 const SURROGATES: (u32, u32) = (0xd800, 0xdfff);
 
+/// The first character that takes a surrogate pair.
+const ASTRAL: u32 = 0x10000;
+
 /// A set of characters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CharSet {
@@ -80,7 +83,7 @@ impl CharSet {
         match (is_negated, has_some, has_all) {
             (false, true, false) => return Err(LONE_SURROGATE.into()),
             (false, true, true) if self.ranges != [SURROGATES] => {
-                self.ranges.push((last + 1, LAST));
+                self.ranges.push((ASTRAL, LAST));
                 self.merge();
             }
             (false, true, true) => return Err(LONE_SURROGATE.into()),

@@ -165,7 +165,7 @@ mod tests {
         ] {
             let doc = json!({ "oneOf": list, "$defs": { "a": tagged("a"), "b": tagged("b") } });
             let list = list.as_array().unwrap();
-            let references = References::new(&doc);
+            let references = References::new(&doc, false);
             assert_eq!(are_disjoint(list, "/oneOf", &references), expected, "{list:?}");
         }
     }

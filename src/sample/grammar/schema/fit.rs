@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 /// Parts of one schema that are left out; then all of it is.
 const MAX_REFUSED: usize = 8;
 
-/// Parts that are tried, and the time for that.
+/// Parts that are tried.
 const MAX_TRIALS: usize = 300;
-const TIME: Duration = Duration::from_secs(3);
+
+/// The time of a request in which parts are tried.
+pub const TIME: Duration = Duration::from_secs(3);
 
 /// Keywords without which a schema allows more, those first that are refused most.
 const KEYWORDS: [&str; 28] = [
@@ -60,7 +62,7 @@ pub fn fit<T>(
     check: impl Fn(&Value) -> Result<()>,
 ) -> Result<T> {
     match compile(client.enforced()?) {
-        Err(e) if is_refusal(&e) => compile(client.accepted(check)?),
+        Err(e) if is_refusal(&e) => compile(client.accepted(Instant::now() + TIME, check)?),
         other => other,
     }
 }
@@ -68,14 +70,17 @@ pub fn fit<T>(
 /// The parts of a client's schema that llguidance refuses.
 pub(super) fn refused(
     client: &Client<'_>,
+    until: Instant,
     compile: impl Fn(&Value) -> Result<()>,
 ) -> Result<Vec<Refused>> {
-    let until = Instant::now() + TIME;
     let mut search = Search { client, compile, n_left: MAX_TRIALS, until, refused: Vec::new() };
     search.refused = remembered(client);
     while let Some(why) = search.refusal("")? {
         let is_last = search.refused.len() >= MAX_REFUSED;
-        let at = if is_last { String::new() } else { search.smallest()? };
+        let (at, why) = match is_last {
+            true => (String::new(), why),
+            false => search.smallest(why)?,
+        };
         if search.refused.iter().any(|refused| refused.at == at) {
             // All of it is left out, and that is refused.
             return Err(Error::Invalid(why));
@@ -110,17 +115,20 @@ impl<C: Fn(&Value) -> Result<()>> Search<'_, C> {
         self.n_left == 0 || Instant::now() > self.until
     }
 
-    /// The smallest part that is refused: a keyword, or a schema as a whole.
-    fn smallest(&mut self) -> Result<String> {
+    /// The smallest part that is refused, a keyword or a schema as a whole, and why.
+    fn smallest(&mut self, mut why: String) -> Result<(String, String)> {
         let mut at = String::new();
         let mut seen = HashSet::from([at.clone()]);
         'inward: loop {
             for part in self.parts(&at) {
                 if self.is_over() {
-                    return Ok(at);
+                    return Ok((at, why));
                 }
-                if seen.insert(part.clone()) && self.refusal(&part)?.is_some() {
-                    at = part;
+                if !seen.insert(part.clone()) {
+                    continue;
+                }
+                if let Some(refusal) = self.refusal(&part)? {
+                    (at, why) = (part, refusal);
                     continue 'inward;
                 }
             }
@@ -137,10 +145,10 @@ impl<C: Fn(&Value) -> Result<()>> Search<'_, C> {
             let is_refused = self.refusal(&at)?.is_some();
             self.refused.pop();
             if !is_refused {
-                return Ok(keyword);
+                return Ok((keyword, why));
             }
         }
-        Ok(at)
+        Ok((at, why))
     }
 
     /// The schemas within a schema, and that which it refers to.
@@ -167,7 +175,7 @@ impl<C: Fn(&Value) -> Result<()>> Search<'_, C> {
                 _ => {}
             }
         }
-        let references = References::new(self.client.schema);
+        let references = References::new(self.client.schema, false);
         out.extend(references.target(at).map(|(_, target)| target));
         out
     }

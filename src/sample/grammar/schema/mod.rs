@@ -12,11 +12,9 @@ mod fit;
 mod numbers;
 mod pattern;
 mod refs;
-#[cfg(test)]
-mod tests;
 mod translate;
 
-pub use fit::fit;
+pub use fit::{TIME, fit};
 
 use super::checks;
 use crate::{Error, Result};
@@ -24,6 +22,7 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// A part of a schema that is not enforced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,15 +49,20 @@ pub struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// The schema as llguidance takes it. Fails for one that leads to itself, and for one that
-    /// must be enforced and cannot be.
+    /// The schema as llguidance takes it. Fails for one that leads to itself or is of an unknown
+    /// type, and for one that must be enforced and cannot be.
     pub fn enforced(&self) -> Result<Value> {
         self.without(&fit::remembered(self))
     }
 
-    /// The schema as llguidance takes it, without the parts that `compile` refuses.
-    pub fn accepted(&self, compile: impl Fn(&Value) -> Result<()>) -> Result<Value> {
-        self.without(&fit::refused(self, compile)?)
+    /// The schema as llguidance takes it, without the parts that `compile` refuses, which are
+    /// searched for until a time.
+    pub fn accepted(
+        &self,
+        until: Instant,
+        compile: impl Fn(&Value) -> Result<()>,
+    ) -> Result<Value> {
+        self.without(&fit::refused(self, until, compile)?)
     }
 
     fn without(&self, refused: &[Refused]) -> Result<Value> {
@@ -68,9 +72,11 @@ impl Client<'_> {
             return Err(self.error(&at, "the schema refers to itself"));
         }
         for LeftOut { at, why } in &translation.left_out {
+            if at == "/type" && translate::is_unknown_type(self.schema) {
+                return Err(self.error(at, why));
+            }
             if self.is_strict {
-                let why = format!("it cannot be enforced, as `strict` asks: {why}");
-                return Err(self.error(at, &why));
+                return Err(self.error(at, &format!("`strict` asks for it, but {why}")));
             }
             self.warn(at, why);
         }
@@ -100,7 +106,9 @@ impl Client<'_> {
         if told.insert(hasher.finish()) {
             let tool = self.tool.map(|name| format!("the tool `{name}`: ")).unwrap_or_default();
             let place: String = self.place(at).chars().take(MAX_PLACE).collect();
-            log::warn!("{tool}{place} is not enforced: {why}");
+            let line = format!("{tool}{place} is not enforced: {why}");
+            // Names of properties are the client's.
+            log::warn!("{}", line.replace(char::is_control, " "));
         }
     }
 

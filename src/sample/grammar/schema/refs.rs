@@ -18,14 +18,15 @@ pub struct References<'a> {
 const DATA: &[&str] = &["enum", "const", "default", "examples", "example"];
 
 impl<'a> References<'a> {
-    pub fn new(doc: &'a Value) -> References<'a> {
+    /// Old drafts know no keywords beside `$ref`.
+    pub fn new(doc: &'a Value, is_old: bool) -> References<'a> {
         let (names, bases) = (HashMap::new(), HashMap::new());
         let mut out = References { doc, names, bases, n_dynamic: HashMap::new() };
-        out.collect();
+        out.collect(is_old);
         out
     }
 
-    fn collect(&mut self) {
+    fn collect(&mut self, is_old: bool) {
         let mut todo = vec![(self.doc, String::new(), String::new())];
         while let Some((value, at, base)) = todo.pop() {
             match value {
@@ -36,7 +37,8 @@ impl<'a> References<'a> {
                 Value::Object(fields) => {
                     let text = |key: &str| fields.get(key).and_then(Value::as_str);
                     let mut base = base;
-                    if let Some(id) = text("$id").or(text("id")) {
+                    let id = text("$id").or(text("id"));
+                    if let Some(id) = id.filter(|_| !is_old || text("$ref").is_none()) {
                         let id = joined(&base, id);
                         let id = id.trim_end_matches('#').to_owned();
                         if !id.contains('#') {
@@ -272,7 +274,7 @@ mod tests {
                 "urn": { "$id": "urn:x:y" },
             },
         });
-        let references = References::new(&doc);
+        let references = References::new(&doc, false);
         for (reference, at, expected) in [
             ("#", "", Some("")),
             ("#/", "", Some("")),
@@ -317,7 +319,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                References::new(&doc).circle("", &mut HashSet::new()).is_some(),
+                References::new(&doc, false).circle("", &mut HashSet::new()).is_some(),
                 has,
                 "{doc}"
             );
@@ -325,7 +327,7 @@ mod tests {
         let tree = json!({ "properties": { "a": { "$ref": "#/$defs/n" } },
             "$defs": { "n": { "properties": { "next": { "$ref": "#/$defs/n", "minProperties": 1 } } },
                 "m": {} } });
-        let references = References::new(&tree);
+        let references = References::new(&tree, false);
         assert!(references.reaches("/$defs/n", "/$defs/n/properties/next"));
         assert!(!references.reaches("/$defs/m", "/properties/a"));
     }

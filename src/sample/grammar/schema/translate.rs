@@ -47,10 +47,10 @@ pub struct Translation {
 
 /// Translates the part of a schema at the pointer `start`, without what llguidance refused.
 pub fn translate(doc: &Value, start: &str, refused: &[Refused]) -> Translation {
-    let references = References::new(doc);
     let is_old = doc["$schema"].as_str().is_some_and(|draft| {
         ["draft-04", "draft-06", "draft-07", "draft-03"].iter().any(|old| draft.contains(old))
     });
+    let references = References::new(doc, is_old);
     let mut translator = Translator {
         doc,
         references,
@@ -177,12 +177,7 @@ impl<'a> Translator<'a> {
 
     fn types(&mut self, node: &mut Node<'a>) {
         let Some((value, at)) = self.get(node, "type") else { return };
-        let is_known = |name: &Value| name.as_str().is_some_and(|name| TYPES.contains(&name));
-        let known = match value {
-            Value::Array(names) => !names.is_empty() && names.iter().all(is_known),
-            name => is_known(name),
-        };
-        match known {
+        match is_type(value) {
             true => drop(node.out.insert("type".into(), value.clone())),
             false => self.leave_out(&at, format!("there is no type {}", shown(value))),
         }
@@ -453,7 +448,7 @@ impl<'a> Translator<'a> {
             Value::Bool(false) => {}
             Value::Bool(true) => also(node, false.into()),
             Value::Object(fields) if fields.is_empty() => also(node, false.into()),
-            _ => self.leave_out(&at, "it is not supported"),
+            _ => self.leave_out(&at, "`not` is not supported"),
         }
     }
 
@@ -559,10 +554,24 @@ impl<'a> Translator<'a> {
                 _ => true,
             };
             if !says_nothing && !value.is_null() {
-                self.leave_out(&child(&node.at, key), "it is not supported");
+                self.leave_out(&child(&node.at, key), format!("`{key}` is not supported"));
             }
         }
     }
+}
+
+/// Whether it is the name of a type, or a list of them.
+fn is_type(value: &Value) -> bool {
+    let is_known = |name: &Value| name.as_str().is_some_and(|name| TYPES.contains(&name));
+    match value {
+        Value::Array(names) => !names.is_empty() && names.iter().all(is_known),
+        name => is_known(name),
+    }
+}
+
+/// Whether values of this schema are of an unknown type: nothing is left of it.
+pub fn is_unknown_type(schema: &Value) -> bool {
+    schema.get("type").is_some_and(|value| !value.is_null() && !is_type(value))
 }
 
 /// Adds a schema that holds too.
