@@ -186,13 +186,14 @@ fn what_is_left_out_is_as_little_as_can_be() {
         ),
         (
             json!({"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "^b"}]}),
-            json!("ac"),
+            json!("bc"),
             json!(1),
-            "allOf",
+            "allOf[0]",
         ),
         (
             json!({"type": "object", "required": ["id"], "properties": {
-                "id": {"enum": [9223372036854775807i64, "x"]}, "n": {"minimum": -1e30, "type": "number"}}}),
+                "id": {"enum": [9223372036854775807i64, "x"]},
+                "n": {"minimum": -1e30, "type": "number"}}}),
             json!({"id": 9223372036854775807i64}),
             json!({"id": "y"}),
             "properties.id.enum",

@@ -19,9 +19,9 @@ use crate::{Error, Result};
 enum Effort {
     /// By what is known of them.
     First,
-    /// What is refused of each is searched for, until a time.
+    /// The parts of each that are refused are searched for, until a time.
     Search(Instant),
-    /// Of tools that need not match theirs only the names of arguments are kept.
+    /// Tools that need not match theirs keep only the names of arguments.
     Plain,
 }
 

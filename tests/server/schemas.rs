@@ -48,8 +48,14 @@ fn with_tool(schema: &Value, is_strict: bool) -> Vec<(&'static str, Value, &'sta
         let function = json!({"name": name, "parameters": schema, "strict": is_strict});
         json!({"type": "function", "function": function})
     };
-    let flat = |name: &str, schema: &Value| json!({"type": "function", "name": name, "parameters": schema, "strict": is_strict});
-    let anthropic = |name: &str, schema: &Value| json!({"name": name, "input_schema": schema, "strict": is_strict});
+    let flat = |name: &str, schema: &Value| {
+        let fields = json!({"name": name, "parameters": schema, "strict": is_strict});
+        merged(fields, &json!({"type": "function"}))
+    };
+    let anthropic = |name: &str, schema: &Value| {
+        let fields = json!({"name": name, "input_schema": schema});
+        merged(fields, &json!({"strict": is_strict}))
+    };
     let search = json!({"type": "web_search_20250305", "name": "web_search"});
     vec![
         (

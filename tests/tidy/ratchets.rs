@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Lines of comments in the old dialect, room by room; see `dialect`. A room that is not listed has
 /// none.
 const DIALECT: &[(&str, usize)] =
-    &[("src/chat", 10), ("src/forward", 5), ("src/sample", 11), ("tests", 1)];
+    &[("src/chat", 8), ("src/forward", 5), ("src/sample", 11), ("tests", 1)];
 
 /// Parameters that are tuples, room by room. A room that is not listed has none.
 const TUPLES: &[(&str, usize)] = &[

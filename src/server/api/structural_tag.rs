@@ -20,7 +20,7 @@ const FORMATS: &str = "const_string, json_schema, regex, any_text, sequence, or,
 /// Any text, also none.
 const FREE: &str = "/(?s:.*)/";
 
-/// What makes a client's schema one for a grammar.
+/// Makes a client's schema one for a grammar.
 pub type Accept<'a> = &'a dyn Fn(&Client<'_>) -> Result<Value>;
 
 /// The grammar of a structural tag: an object with a `format`, an older one with `structures` and

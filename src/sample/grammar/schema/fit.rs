@@ -134,21 +134,31 @@ impl<C: Fn(&Value) -> Result<()>> Search<'_, C> {
             }
             break;
         }
-        let fields = self.client.schema.pointer(&at).and_then(Value::as_object);
-        let has = |key: &&&str| fields.is_some_and(|fields| fields.contains_key(**key));
-        for key in KEYWORDS.iter().filter(has) {
+        for part in self.droppable(&at) {
             if self.is_over() {
                 break;
             }
-            let keyword = child(&at, key);
-            self.refused.push(Refused { at: keyword.clone(), why: String::new() });
+            self.refused.push(Refused { at: part.clone(), why: String::new() });
             let is_refused = self.refusal(&at)?.is_some();
             self.refused.pop();
             if !is_refused {
-                return Ok((keyword, why));
+                return Ok((part, why));
             }
         }
         Ok((at, why))
+    }
+
+    /// Keywords of a schema, and the schemas that it joins, without which it allows more.
+    fn droppable(&self, at: &str) -> Vec<String> {
+        let fields = self.client.schema.pointer(at).and_then(Value::as_object);
+        let keywords = KEYWORDS.iter().filter_map(|key| Some((*key, fields?.get(*key)?)));
+        let each = keywords.flat_map(|(key, value)| {
+            let keyword = child(at, key);
+            let n = value.as_array().filter(|_| key == "allOf").map_or(0, Vec::len);
+            let items: Vec<String> = (0..n).map(|i| format!("{keyword}/{i}")).collect();
+            items.into_iter().chain([keyword])
+        });
+        each.collect()
     }
 
     /// The schemas within a schema, and that which it refers to.

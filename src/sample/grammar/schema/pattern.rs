@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 60;
 pub struct Pattern {
     /// A text fits if it has each of these somewhere.
     pub found: Vec<String>,
-    /// What is left out.
+    /// A clause on the part that is left out.
     pub left_out: Option<&'static str>,
 }
 
@@ -284,7 +284,7 @@ impl Parser<'_> {
         node
     }
 
-    /// What an escape outside and inside of classes stands for.
+    /// The characters that an escape, outside or inside of a class, stands for.
     fn escaped_set(&mut self) -> Result<CharSet, String> {
         let c = self.next().ok_or("a backslash ends it")?;
         let set = match c.to_ascii_lowercase() {
@@ -420,7 +420,7 @@ struct Writer<'a> {
     left_out: &'a mut Option<&'static str>,
 }
 
-/// What stands beside a place.
+/// The character beside a place.
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
     Word,
@@ -541,7 +541,7 @@ impl Writer<'_> {
     }
 }
 
-/// What the first or the last character of a node's texts is.
+/// The first or the last character of a node's texts.
 fn side(node: &Node, is_first: bool) -> Side {
     match node {
         Node::Set(set) if set.is_within(WORD) => Side::Word,

@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn references_of_all_kinds_are_resolved() {
         let doc = json!({
-            "$id": "https://a.example/root/main.json",
+            "$id": "https://a.example/folder/main.json",
             "properties": { "a/b": {}, "c%d": {}, "e~f": {} },
             "$defs": {
                 "named": { "$anchor": "here", "$dynamicAnchor": "node" },
@@ -284,8 +284,8 @@ mod tests {
             ("#here", "", Some("/$defs/named")),
             ("#old", "", Some("/$defs/old")),
             ("main.json#here", "", Some("/$defs/named")),
-            ("https://a.example/root/main.json", "", Some("")),
-            ("/root/main.json", "", Some("")),
+            ("https://a.example/folder/main.json", "", Some("")),
+            ("/folder/main.json", "", Some("")),
             ("other.json", "", Some("/$defs/other")),
             ("other.json#/$defs/inner", "", Some("/$defs/other/$defs/inner")),
             ("#/$defs/inner", "/$defs/other", Some("/$defs/other/$defs/inner")),
@@ -325,8 +325,8 @@ mod tests {
             );
         }
         let tree = json!({ "properties": { "a": { "$ref": "#/$defs/n" } },
-            "$defs": { "n": { "properties": { "next": { "$ref": "#/$defs/n", "minProperties": 1 } } },
-                "m": {} } });
+            "$defs": { "n": { "properties": {
+                "next": { "$ref": "#/$defs/n", "minProperties": 1 } } }, "m": {} } });
         let references = References::new(&tree, false);
         assert!(references.reaches("/$defs/n", "/$defs/n/properties/next"));
         assert!(!references.reaches("/$defs/m", "/properties/a"));
