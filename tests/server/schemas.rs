@@ -216,12 +216,15 @@ fn calls_follow_what_is_left_of_a_schema() {
 #[test]
 fn a_grammar_that_becomes_too_complex_is_no_fault_of_the_server() {
     let server = start(&["-c", "1024", "--parallel", "1"]);
-    let body = json!({"prompt": "abba abbab aabab The cat abab", "n_predict": 600, "seed": 1,
-        "temperature": 1.3, "regex": ".*[ab].{40}"});
-    let answer = server.post("/completion", &body);
-    assert!(answer.status == 200 || answer.error(400).contains("too complex"), "{answer:?}");
-    let words = json!({"prompt": "ab", "n_predict": 400, "temperature": 2,
-        "regex": "(?s:.*)[a-m](?s:.{60})"});
-    let answer = server.post("/completion", &words);
-    assert!(answer.error(400).contains("too complex"), "{answer:?}");
+    let answer = |seed: u64| {
+        let body = json!({"prompt": "abba abbab aabab The cat abab", "n_predict": 600,
+            "seed": seed, "temperature": 1.3, "regex": ".*[ab].{40}"});
+        server.post("/completion", &body)
+    };
+    let answers: Vec<_> = (0..8).map(answer).collect();
+    let failed: Vec<_> = answers.iter().filter(|answer| answer.status != 200).collect();
+    assert!(!failed.is_empty(), "{answers:?}");
+    for answer in failed {
+        assert!(answer.error(400).contains("too complex"), "{answer:?}");
+    }
 }

@@ -95,7 +95,7 @@ impl Matcher {
 
 fn failed(error: impl std::fmt::Display) -> Error {
     let message = error.to_string();
-    let limits = ["panic:", "LexerTooComplex", "ParserTooComplex"];
+    let limits = ["panic:", "lexer error:", "parser error:"];
     if message.starts_with("NoExtension") {
         Error::invalid(NO_TOKEN)
     } else if limits.iter().any(|limit| message.starts_with(limit)) {
