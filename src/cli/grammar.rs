@@ -2,9 +2,11 @@
 
 use super::prompt::read_text;
 use crate::chat::reasoning::AnswerStart;
+use crate::sample::grammar::schema::{Client, fit};
 use crate::sample::grammar::{Constraint, Grammar};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use crate::{Error, Result};
+use serde_json::Value;
 use std::path::PathBuf;
 
 #[derive(clap::Args, Debug)]
@@ -35,7 +37,7 @@ impl GrammarArgs {
         let schema = self.json_schema.clone().or(read(&self.json_schema_file)?);
         let grammar = match (gbnf, schema) {
             (Some(text), _) if !text.is_empty() => Some(Grammar::Gbnf(text)),
-            (_, Some(text)) if !text.is_empty() => Some(json_schema(&text)?),
+            (_, Some(text)) if !text.is_empty() => return json_schema(&text).map(Some),
             _ => None,
         };
         grammar.as_ref().map_or(Ok(()), Grammar::check)?;
@@ -43,11 +45,13 @@ impl GrammarArgs {
     }
 }
 
+/// The schema, as far as it can be enforced.
 fn json_schema(text: &str) -> Result<Grammar> {
-    let schema = serde_json::from_str(text);
-    schema
-        .map(Grammar::JsonSchema)
-        .map_err(|e| Error::invalid(format!("the JSON schema is not valid JSON: {e}")))
+    let why = |e| Error::invalid(format!("the JSON schema is not valid JSON: {e}"));
+    let schema: Value = serde_json::from_str(text).map_err(why)?;
+    let client = Client { schema: &schema, path: "", tool: None, is_strict: false };
+    let check = |schema: &Value| Grammar::JsonSchema(schema.clone()).check();
+    fit(&client, |schema| check(&schema).map(|()| Grammar::JsonSchema(schema)), check)
 }
 
 /// A constraint that leaves what stands before an answer free.

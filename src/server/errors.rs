@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::{self, Body};
 use crate::Error;
+use crate::sample::grammar::TOO_COMPLEX;
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
@@ -208,10 +209,26 @@ impl ApiError {
     /// An error of the engine while it computes.
     pub fn of_run(error: &Error) -> ApiError {
         let code = match error {
+            Error::Invalid(why) if why == TOO_COMPLEX => {
+                return ApiError::new(Kind::Invalid, "invalid_grammar", TOO_COMPLEX);
+            }
             Error::Load(_) | Error::Io { .. } => "io_error",
             _ => "server_error",
         };
         ApiError::new(Kind::Server, code, error.to_string())
+    }
+
+    /// A schema or a grammar that cannot be used. Its message may begin with a place that begins
+    /// with `path`.
+    pub fn of_schema(error: &Error, path: &str) -> ApiError {
+        let message = match error {
+            Error::Invalid(sentence) => sentence.clone(),
+            other => return ApiError::of_run(other),
+        };
+        let place = message.split(": ").next().filter(|place| place.starts_with(path));
+        let param = place.unwrap_or(path).to_owned();
+        let error = ApiError::new(Kind::Invalid, "invalid_grammar", message);
+        ApiError { param: (!param.is_empty()).then_some(param), ..error }
     }
 
     pub fn status(&self, wire: Wire) -> u16 {

@@ -17,6 +17,7 @@ mod errors;
 mod events;
 mod experts;
 mod fields;
+mod forms;
 mod identity;
 mod limits;
 mod listen;

@@ -10,6 +10,7 @@ use crate::chat::tools::{Mode, ToolChoice, Tools};
 use crate::engine::{Limits, SpecMode};
 use crate::sample::SamplerOptions;
 use crate::sample::grammar::Grammar;
+use crate::sample::grammar::schema::Client;
 
 /// A text to generate.
 #[derive(Clone, Debug)]
@@ -20,7 +21,7 @@ pub struct Request {
     /// Answers to one prompt. Answer i has the seed of the first plus i.
     pub n_choices: usize,
     /// A form that the answer must have.
-    pub form: Option<Grammar>,
+    pub form: Option<Form>,
     /// The most probable tokens to report with each token; `None` reports nothing.
     pub n_logprobs: Option<usize>,
     /// They are of what the samplers have left.
@@ -36,6 +37,32 @@ pub struct Request {
     pub wants_tokens: bool,
     /// Ends the text so long after its first token.
     pub time_limit: Option<Duration>,
+}
+
+/// A form that an answer must have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Form {
+    /// A schema is the client's.
+    pub grammar: Grammar,
+    /// The place of the schema in the body.
+    pub path: String,
+    /// All of the schema has to be enforced.
+    pub is_strict: bool,
+    /// The structural tag that the grammar was made of.
+    pub tag: Option<Value>,
+}
+
+impl Form {
+    /// A form that is no client's schema.
+    pub fn of(grammar: Grammar, path: &str) -> Form {
+        Form { grammar, path: path.to_owned(), is_strict: false, tag: None }
+    }
+
+    /// The client's schema.
+    pub fn client(&self) -> Option<Client<'_>> {
+        let Grammar::JsonSchema(schema) = &self.grammar else { return None };
+        Some(Client { schema, path: &self.path, tool: None, is_strict: self.is_strict })
+    }
 }
 
 /// How a request is queued and where it is computed.

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
 use tokio::time::timeout_at;
 
 use super::adapters::{self, AdapterScales};
@@ -18,6 +17,7 @@ use super::prompt::{Encoded, Room, Templates};
 use super::replay;
 use super::request::{Chat, Prompt, Request};
 use super::sink::{Sink, SinkSettings};
+use crate::Result;
 use crate::cancel::Cancel;
 use crate::chat::reasoning::{AnswerStart, Budget};
 use crate::chat::tools::{Calls, Mode, Scanner};
@@ -26,10 +26,9 @@ use crate::engine::scheduler::{
     AnySink, Histogram, Job, JobStatus, Refused, SECONDS, Scheduler, SchedulerOptions, Status,
 };
 use crate::engine::{self, Engine, Generation, SpecMode, Speculation};
-use crate::sample::grammar::{Constraint, Grammar};
+use crate::sample::grammar::Constraint;
 use crate::sample::{LogitBias, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
-use crate::{Error, Result};
 
 /// Jobs that have ended and may still be in a snapshot.
 const MAX_ENDED: usize = 256;
@@ -48,7 +47,7 @@ pub struct Service {
     /// The jobs that ended last: a snapshot may be older than their answers.
     ended: Mutex<VecDeque<u64>>,
     /// Times in which grammars were compiled.
-    compile_times: Mutex<Histogram>,
+    pub(super) compile_times: Mutex<Histogram>,
 }
 
 /// Settings that hold where a request has none.
@@ -199,7 +198,7 @@ impl Service {
         };
         let may_call = matches!(&request.prompt, Prompt::Chat(chat) if chat.may_call());
         let mut constraint = match &request.form {
-            Some(form) if !may_call => Some(self.of_answer(self.compiled(form)?, &request, &text)),
+            Some(form) if !may_call => Some(self.of_answer(self.form(form)?, &request, &text)),
             _ => None,
         };
         if let Prompt::Chat(chat) = &request.prompt
@@ -255,19 +254,6 @@ impl Service {
         Speculation { mode, prediction: text.map(encode).unwrap_or_default() }
     }
 
-    fn compiled(&self, form: &Grammar) -> ApiResult<Constraint> {
-        let grammars = self.engine().grammars().map_err(|e| ApiError::of_run(&e))?;
-        let start = Instant::now();
-        let constraint = grammars.constraint(form);
-        let mut times = self.compile_times.lock().unwrap_or_else(PoisonError::into_inner);
-        times.add_time(start.elapsed());
-        drop(times);
-        constraint.map_err(|e| match e {
-            Error::Invalid(why) => ApiError::new(Kind::Invalid, "invalid_grammar", why),
-            other => ApiError::of_request(&other),
-        })
-    }
-
     /// Times in which grammars were compiled, or found among the latest.
     pub fn compile_times(&self) -> Histogram {
         *self.compile_times.lock().unwrap_or_else(PoisonError::into_inner)
@@ -294,21 +280,10 @@ impl Service {
     /// The form of the calls in an answer: from its beginning if one is required or if all else
     /// has a form, too, otherwise from the marker of a call.
     fn calls(&self, chat: &Chat, request: &Request, text: &str) -> ApiResult<Option<Constraint>> {
-        let (tools, tokenizer) = (&self.templates.tools, self.engine().tokenizer());
-        let is_parallel = chat.has_parallel_calls;
-        let choice = &chat.tool_choice;
-        let grammar = match request.form.as_ref().filter(|_| choice.mode == Mode::Auto) {
-            None => tools.grammar(&chat.tools, choice, is_parallel, tokenizer),
-            Some(form) => {
-                let grammar = json_schema(form).and_then(|schema| {
-                    tools.grammar_or_json(&chat.tools, choice, is_parallel, &schema, tokenizer)
-                });
-                let message = "tools: this model's answer cannot have both calls and this form";
-                Some(grammar.ok_or_else(|| ApiError::invalid("tools", message))?)
-            }
+        let form = request.form.as_ref().filter(|_| chat.tool_choice.mode == Mode::Auto);
+        let Some((grammar, constraint)) = self.grammar_of_calls(chat, form)? else {
+            return Ok(None);
         };
-        let Some(grammar) = grammar else { return Ok(None) };
-        let constraint = self.compiled(&Grammar::Lark(grammar.lark))?;
         Ok(Some(match grammar.trigger {
             Some(trigger) => constraint.after([trigger.into_bytes()]).resuming(),
             // The grammar begins with the reasoning.
@@ -453,15 +428,6 @@ impl Service {
             false => format.end_tokens(tokenizer, ""),
         };
         (Scanner::new(Some(format), calls, text), budget.map(|n| Budget::new(n, end())))
-    }
-}
-
-/// The schema of a form that is JSON.
-fn json_schema(form: &Grammar) -> Option<Value> {
-    match form {
-        Grammar::JsonSchema(schema) => Some(schema.clone()),
-        Grammar::JsonObject => Some(json!({ "type": "object" })),
-        Grammar::Regex(_) | Grammar::Lark(_) | Grammar::Gbnf(_) => None,
     }
 }
 

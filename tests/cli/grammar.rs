@@ -80,7 +80,7 @@ fn reasoning_is_free_and_the_answer_after_it_has_the_form() {
 fn a_bad_form_is_refused_before_the_model_is_opened() {
     for (args, expected) in [
         (["-j", "{"], "the JSON schema is not valid JSON"),
-        (["-j", r#"{"type": "strng"}"#], "the JSON schema cannot be used"),
+        (["-j", r#"{"type": "strng"}"#], "type: there is no type \"strng\""),
         (["-j", "[]"], "a JSON schema is an object, true or false"),
         (["--grammar", "root ::= item"], "line 1 of the GBNF grammar: the rule item"),
         (["--grammar-file", "missing.gbnf"], "missing.gbnf: No such file or directory"),

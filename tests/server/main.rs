@@ -69,6 +69,9 @@ mod routes;
 // Slots, priorities, requests without a cache.
 mod scheduling;
 
+// Schemas that cannot be enforced as a whole, of tools and forms on all routes.
+mod schemas;
+
 // Texts of slots to files and back.
 mod slots;
 

@@ -9,7 +9,9 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of the arguments, always of an object.
     pub parameters: Value,
-    /// Arguments have to match the schema, even where it is not fully supported.
+    /// The schema's place in the request.
+    pub path: String,
+    /// Arguments have to match all of the schema.
     pub is_strict: bool,
     /// A tool that takes a text. It is offered as a function whose one argument is `input`.
     pub custom: Option<Custom>,
@@ -78,7 +80,9 @@ impl Tools {
             };
             let is_strict = fields["strict"].as_bool().unwrap_or(false);
             out.declared.push(declaration(fields, &parameters, custom.is_some()));
-            out.list.push(Tool { name: name.into(), parameters, is_strict, custom });
+            let inner = if item.get(kind).is_some() { format!(".{kind}") } else { String::new() };
+            let path = format!("tools[{at}]{inner}.parameters");
+            out.list.push(Tool { name: name.into(), parameters, path, is_strict, custom });
         }
         Ok(out)
     }
@@ -93,6 +97,21 @@ impl Tools {
 
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
+    }
+
+    /// The tools with the places that their schemas have in the request.
+    pub fn at(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.list.iter_mut().zip(paths).for_each(|(tool, path)| tool.path = path);
+        self
+    }
+
+    /// The tools with other schemas for their grammar. Custom tools keep theirs.
+    pub fn with_schemas(&self, mut schema: impl FnMut(&Tool) -> Result<Value>) -> Result<Self> {
+        let mut out = self.clone();
+        for tool in out.list.iter_mut().filter(|tool| tool.custom.is_none()) {
+            tool.parameters = schema(tool)?;
+        }
+        Ok(out)
     }
 
     /// The tools as templates expect them; `None` without any.

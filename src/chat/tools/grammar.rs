@@ -86,7 +86,7 @@ impl ToolChoice {
 
 impl ToolChoice {
     /// The tools that may be called.
-    fn among(&self, tools: &Tools) -> Tools {
+    pub fn among(&self, tools: &Tools) -> Tools {
         match &self.only {
             Some(names) => tools.only(names),
             None => tools.clone(),
@@ -152,11 +152,7 @@ impl ToolSupport {
         let calls = calls.map(str::to_owned)?;
         lark.rules.retain(|rule| !rule.starts_with("start: "));
         lark.rule("calls", &calls);
-        let mut schema = schema.clone();
-        if let Some(fields) = schema.as_object_mut() {
-            fields.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": GAP }));
-        }
-        lark.rule("json", &format!("%json {schema}"));
+        lark.rule("json", &inline(schema));
         lark.rule("start", &format!("calls | {before} json"));
         Some(ToolGrammar { lark: lark.rules.join("\n") + "\n", trigger: None, has_reasoning })
     }
@@ -353,7 +349,7 @@ fn json_arguments(tool: &Tool, name: &str) -> String {
         Some(Custom::Regex(pattern)) => {
             let mut schema = tool.parameters.clone();
             schema["properties"][INPUT]["pattern"] = format!("^(?:{pattern})$").into();
-            inline(&schema, tool.is_strict)
+            inline(&schema)
         }
         Some(Custom::Lark(definition)) => match lark_in_json(definition) {
             Some(lark) => {
@@ -362,25 +358,21 @@ fn json_arguments(tool: &Tool, name: &str) -> String {
             }
             None => {
                 log::info!("the grammar of the tool `{}` is not enforced inside JSON", tool.name);
-                inline(&tool.parameters, tool.is_strict)
+                inline(&tool.parameters)
             }
         },
-        Some(Custom::Text) | None => inline(&tool.parameters, tool.is_strict),
+        Some(Custom::Text) | None => inline(&tool.parameters),
     }
 }
 
-/// The white space between the parts of JSON: without a bound a model may write nothing else.
-const GAP: &str = "[ \\n\\r\\t]{1,64}";
+/// The white space between the parts of JSON, bounded as in a form that is JSON.
+const GAP: &str = r"[ \t]|(\r?\n){1,2}[ \t]{0,20}";
 
-/// A schema within the grammar. Keywords that are not supported are passed over, unless the client
-/// asked for a strict reading.
-fn inline(schema: &Value, is_strict: bool) -> String {
+/// A schema within the grammar.
+fn inline(schema: &Value) -> String {
     let mut schema = schema.clone();
     if let Some(fields) = schema.as_object_mut() {
-        fields.insert(
-            "x-guidance".into(),
-            json!({ "lenient": !is_strict, "whitespace_pattern": GAP }),
-        );
+        fields.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": GAP }));
     }
     format!("%json {schema}")
 }
@@ -395,7 +387,7 @@ fn inline_part(property: &Value, tool: &Tool) -> String {
             }
         }
     }
-    inline(&schema, tool.is_strict)
+    inline(&schema)
 }
 
 #[cfg(test)]

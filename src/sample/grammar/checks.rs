@@ -23,17 +23,7 @@ pub fn check(grammar: &Grammar) -> Result<()> {
     let kind = grammar.kind();
     match grammar {
         Grammar::JsonObject => Ok(()),
-        Grammar::JsonSchema(schema) => {
-            if !is_shallow(schema) {
-                return Err(Error::invalid(format!(
-                    "the JSON schema is nested more than {MAX_SCHEMA_DEPTH} levels deep"
-                )));
-            }
-            if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
-                return Err(Error::invalid("a JSON schema is an object, true or false"));
-            }
-            check_size(kind, schema.to_string().len())
-        }
+        Grammar::JsonSchema(schema) => check_schema(schema),
         Grammar::Lark(text) => {
             check_size(kind, text.len())?;
             check_text(kind, text)?;
@@ -44,6 +34,19 @@ pub fn check(grammar: &Grammar) -> Result<()> {
             check_text(kind, text)
         }
     }
+}
+
+/// Fails for a schema that is too large or too deep, or none.
+pub fn check_schema(schema: &Value) -> Result<()> {
+    if !is_shallow(schema) {
+        return Err(Error::invalid(format!(
+            "the JSON schema is nested more than {MAX_SCHEMA_DEPTH} levels deep"
+        )));
+    }
+    if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
+        return Err(Error::invalid("a JSON schema is an object, true or false"));
+    }
+    check_size("JSON schema", schema.to_string().len())
 }
 
 fn check_size(kind: &str, n_bytes: usize) -> Result<()> {

@@ -63,8 +63,8 @@ impl Drop for Held {
     }
 }
 
-/// The white space between two parts of a JSON text.
-pub const WHITE_SPACE: &str = r"[ \t]{1,2}|(\r?\n){1,2}[ \t]{0,40}";
+/// The white space between two parts of a JSON text: a small model may write it for ever.
+pub const WHITE_SPACE: &str = r"[ \t]|(\r?\n){1,2}[ \t]{0,20}";
 
 /// A grammar that is ready for any number of texts.
 pub struct Compiled {

@@ -7,6 +7,9 @@ use llguidance::toktrie::{SimpleVob, TokTrie};
 /// Why a mask is empty.
 pub const NO_TOKEN: &str = "no token of the model continues the text in its grammar";
 
+/// Why a text ends before its grammar lets it.
+pub const TOO_COMPLEX: &str = "the grammar is too complex to be followed any further";
+
 /// Characters of a message.
 const MAX_MESSAGE: usize = 200;
 
@@ -92,9 +95,13 @@ impl Matcher {
 
 fn failed(error: impl std::fmt::Display) -> Error {
     let message = error.to_string();
-    match message.starts_with("NoExtension") {
-        true => Error::invalid(NO_TOKEN),
-        false => Error::invalid(format!("the grammar cannot be followed: {}", sentence(&message))),
+    let limits = ["panic:", "lexer error:", "parser error:"];
+    if message.starts_with("NoExtension") {
+        Error::invalid(NO_TOKEN)
+    } else if limits.iter().any(|limit| message.starts_with(limit)) {
+        Error::invalid(TOO_COMPLEX)
+    } else {
+        Error::invalid(format!("the grammar cannot be followed: {}", sentence(&message)))
     }
 }
 

@@ -11,11 +11,13 @@ mod constraint;
 mod gbnf;
 mod matcher;
 pub mod sandbox;
+pub mod schema;
 mod trigger;
 mod vocabulary;
 
 pub use compile::WHITE_SPACE;
 pub use constraint::{Constraint, TokenMask};
+pub use matcher::TOO_COMPLEX;
 
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -92,6 +94,12 @@ impl Grammar {
     }
 }
 
+/// Whether a grammar was not compiled because of what it says, and not because of its size.
+pub fn is_refusal(error: &Error) -> bool {
+    let Error::Invalid(sentence) = error else { return false };
+    sentence.contains(" cannot be used: ") || sentence.contains(" describes no text ")
+}
+
 type Key = [u8; 32];
 
 /// Compiled grammars that are kept for the next request: how many, and their bytes together.
@@ -141,6 +149,15 @@ impl Grammars {
         let compiled = Arc::new(compile(self.factory.clone(), grammar)?);
         self.keep(key, compiled.clone());
         Ok(compiled)
+    }
+
+    /// Compiles a grammar and keeps nothing of it.
+    pub fn check(&self, grammar: &Grammar) -> Result<()> {
+        checks::check(grammar)?;
+        match self.sandbox.try_out(self.factory.tok_env().tok_trie(), grammar)? {
+            true => Ok(()),
+            false => compile(self.factory.clone(), grammar).map(drop),
+        }
     }
 
     fn cached(&self, key: &Key) -> Option<Arc<Compiled>> {

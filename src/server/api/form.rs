@@ -4,15 +4,20 @@ use serde_json::Value;
 
 use super::structural_tag::structural_tag;
 use crate::sample::grammar::Grammar;
+use crate::sample::grammar::schema::Client;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, wrong};
+use crate::server::request::Form;
 use crate::tokenizer::Tokenizer;
 
 /// The form that a request asks for.
-pub fn form(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Option<Grammar>> {
-    let text = |name| Ok::<_, ApiError>(fields.string(name)?.filter(|text| !text.is_empty()));
+pub fn form(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Option<Form>> {
+    let text = |name, of: fn(String) -> Grammar| {
+        let text = fields.string(name)?.filter(|text| !text.is_empty());
+        Ok::<_, ApiError>(text.map(|text| Form::of(of(text.to_owned()), name)))
+    };
     let schema = match fields.get("json_schema") {
-        Some(value) => Some(schema(value, "json_schema")?),
+        Some(value) => Some(schema(value, "json_schema", false)?),
         None => None,
     };
     let format = match fields.get("response_format") {
@@ -20,14 +25,14 @@ pub fn form(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Option<Gram
         None => None,
     };
     let tag = fields.get("structural_tag");
-    let tag = tag.map(|value| structural_tag(value, "structural_tag", tokenizer)).transpose()?;
+    let tag = tag.map(|value| self::tag(value, "structural_tag", tokenizer)).transpose()?;
     let asked = [
         ("response_format", format),
         ("structural_tag", tag),
         ("json_schema", schema),
-        ("grammar", text("grammar")?.map(|text| Grammar::Gbnf(text.to_owned()))),
-        ("lark", text("lark")?.map(|text| Grammar::Lark(text.to_owned()))),
-        ("regex", text("regex")?.map(|text| Grammar::Regex(text.to_owned()))),
+        ("grammar", text("grammar", Grammar::Gbnf)?),
+        ("lark", text("lark", Grammar::Lark)?),
+        ("regex", text("regex", Grammar::Regex)?),
     ];
     let mut asked = asked.into_iter().filter_map(|(name, form)| Some((name, form?)));
     match (asked.next(), asked.next()) {
@@ -40,13 +45,13 @@ pub fn form(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Option<Gram
 }
 
 /// The form that an object with a `type` at `path` asks for.
-pub fn format(value: &Value, path: &str, tokenizer: &Tokenizer) -> ApiResult<Option<Grammar>> {
+pub fn format(value: &Value, path: &str, tokenizer: &Tokenizer) -> ApiResult<Option<Form>> {
     let format = Fields::of(value, path)?;
     match format.required("type")? {
         "text" => Ok(None),
         "json_object" => match format.get("schema") {
-            Some(value) => schema(value, &format.path("schema")).map(Some),
-            None => Ok(Some(Grammar::JsonObject)),
+            Some(value) => schema(value, &format.path("schema"), format.flag("strict")?).map(Some),
+            None => Ok(Some(Form::of(Grammar::JsonObject, path))),
         },
         "json_schema" => {
             // Some clients leave the inner object out.
@@ -54,19 +59,28 @@ pub fn format(value: &Value, path: &str, tokenizer: &Tokenizer) -> ApiResult<Opt
             let inner = inner.map(|value| Fields::of(value, &format.path("json_schema")));
             let inner = inner.transpose()?.unwrap_or(format);
             let value = inner.get("schema").ok_or_else(|| inner.missing("schema"))?;
-            schema(value, &inner.path("schema")).map(Some)
+            let is_strict = inner.flag("strict")?;
+            schema(value, &inner.path("schema"), is_strict).map(Some)
         }
-        "structural_tag" => structural_tag(value, path, tokenizer).map(Some),
+        "structural_tag" => tag(value, path, tokenizer).map(Some),
         _ => Err(format.wrong("type", "text, json_object, json_schema or structural_tag")),
     }
 }
 
 /// The schema at a path of the body.
-pub fn schema(value: &Value, path: &str) -> ApiResult<Grammar> {
+pub fn schema(value: &Value, path: &str, is_strict: bool) -> ApiResult<Form> {
     match value {
-        Value::Object(_) | Value::Bool(true) => Ok(Grammar::JsonSchema(value.clone())),
+        Value::Object(_) | Value::Bool(true) => {
+            let form = Form::of(Grammar::JsonSchema(value.clone()), path);
+            Ok(Form { is_strict, ..form })
+        }
         other => Err(wrong(path, "a JSON schema", other)),
     }
+}
+
+fn tag(value: &Value, path: &str, tokenizer: &Tokenizer) -> ApiResult<Form> {
+    let grammar = structural_tag(value, path, tokenizer, &|client: &Client<'_>| client.enforced())?;
+    Ok(Form { tag: Some(value.clone()), ..Form::of(grammar, path) })
 }
 
 #[cfg(test)]
@@ -76,7 +90,8 @@ mod tests {
     use serde_json::json;
 
     fn read(body: &Value) -> ApiResult<Option<Grammar>> {
-        form(&Fields::of(body, "").unwrap(), &tokenizer())
+        let form = form(&Fields::of(body, "").unwrap(), &tokenizer())?;
+        Ok(form.map(|form| form.grammar))
     }
 
     #[test]

@@ -15,6 +15,6 @@ mod parts;
 mod prompts;
 pub mod responses;
 pub mod sampling;
-mod structural_tag;
+pub mod structural_tag;
 pub mod text;
 mod usage;

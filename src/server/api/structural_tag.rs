@@ -3,7 +3,9 @@
 
 use serde_json::{Value, json};
 
+use crate::Result;
 use crate::chat::lark::{literal, quoted, slashed, text_rule};
+use crate::sample::grammar::schema::Client;
 use crate::sample::grammar::{Grammar, WHITE_SPACE};
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, wrong};
@@ -18,9 +20,19 @@ const FORMATS: &str = "const_string, json_schema, regex, any_text, sequence, or,
 /// Any text, also none.
 const FREE: &str = "/(?s:.*)/";
 
+/// Makes a client's schema one for a grammar.
+pub type Accept<'a> = &'a dyn Fn(&Client<'_>) -> Result<Value>;
+
 /// The grammar of a structural tag: an object with a `format`, an older one with `structures` and
 /// `triggers`, or the JSON of one of them.
-pub fn structural_tag(value: &Value, path: &str, tokenizer: &Tokenizer) -> ApiResult<Grammar> {
+///
+/// `accept` makes a client's schema one for the grammar.
+pub fn structural_tag(
+    value: &Value,
+    path: &str,
+    tokenizer: &Tokenizer,
+    accept: Accept<'_>,
+) -> ApiResult<Grammar> {
     let parsed: Value;
     let value = match value {
         Value::String(text) => {
@@ -33,7 +45,7 @@ pub fn structural_tag(value: &Value, path: &str, tokenizer: &Tokenizer) -> ApiRe
         value => value,
     };
     let fields = Fields::of(value, path)?;
-    let mut writer = Writer { tokenizer, rules: Vec::new() };
+    let mut writer = Writer { tokenizer, accept, rules: Vec::new() };
     let start = match fields.get("format") {
         Some(format) => {
             let place = Place { depth: 0, is_last: true };
@@ -70,6 +82,7 @@ struct Tag {
 /// The grammar in the making.
 struct Writer<'a> {
     tokenizer: &'a Tokenizer,
+    accept: Accept<'a>,
     rules: Vec<String>,
 }
 
@@ -97,10 +110,11 @@ impl Writer<'_> {
     }
 
     fn schema(&mut self, schema: &Value, path: &str) -> ApiResult<String> {
-        let mut schema = match schema {
-            Value::Object(_) | Value::Bool(true) => schema.clone(),
-            other => return Err(wrong(path, "a JSON schema", other)),
-        };
+        if !matches!(schema, Value::Object(_) | Value::Bool(true)) {
+            return Err(wrong(path, "a JSON schema", schema));
+        }
+        let client = Client { schema, path, tool: None, is_strict: false };
+        let mut schema = (self.accept)(&client).map_err(|e| ApiError::of_schema(&e, path))?;
         if let Some(fields) = schema.as_object_mut() {
             let options = || json!({ "whitespace_pattern": WHITE_SPACE });
             fields.entry("x-guidance").or_insert_with(options);
@@ -303,7 +317,9 @@ mod tests {
     /// Whether an answer of this form may be this text.
     fn allows(tag: &Value, text: &str) -> bool {
         let tokenizer = tokenizer();
-        let grammar = structural_tag(tag, "tag", &tokenizer).unwrap();
+        let grammar =
+            structural_tag(tag, "tag", &tokenizer, &|client: &Client<'_>| client.enforced())
+                .unwrap();
         let grammars = Grammars::new(&tokenizer).unwrap();
         let mut constraint = grammars.constraint(&grammar).unwrap();
         let mut rest = text;
@@ -427,11 +443,19 @@ mod tests {
                 "tag.format.tags",
             ),
         ] {
-            let error = structural_tag(&tag, "tag", &tokenizer()).unwrap_err();
+            let error =
+                structural_tag(&tag, "tag", &tokenizer(), &|client: &Client<'_>| client.enforced())
+                    .unwrap_err();
             assert_eq!(error.param.as_deref(), Some(path), "{tag}: {}", error.message);
             assert!(error.message.starts_with(path), "{}", error.message);
         }
-        let error = structural_tag(&json!({ "format": nested }), "tag", &tokenizer()).unwrap_err();
+        let error = structural_tag(
+            &json!({ "format": nested }),
+            "tag",
+            &tokenizer(),
+            &|client: &Client<'_>| client.enforced(),
+        )
+        .unwrap_err();
         assert!(error.message.contains("at most 32"), "{}", error.message);
     }
 }

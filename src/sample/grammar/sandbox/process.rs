@@ -113,16 +113,16 @@ impl Sandbox {
     }
 
     /// Fails for a grammar that does not compile within bounds; [`Error::Busy`] where too many
-    /// others are being tried out.
-    pub fn try_out(&self, trie: &TokTrie, grammar: &Grammar) -> Result<()> {
+    /// others are being tried out. False where there is no program to do it.
+    pub fn try_out(&self, trie: &TokTrie, grammar: &Grammar) -> Result<bool> {
         if PROGRAM.get().is_none() {
-            return Ok(());
+            return Ok(false);
         }
         let what = format!("compiling the {}", grammar.kind());
         for lane in [&self.quick, &self.whole] {
             let _turn = lane.turn()?;
             return Err(Error::Invalid(match self.attempt(trie, lane, grammar)? {
-                Outcome::Fits => return Ok(()),
+                Outcome::Fits => return Ok(true),
                 Outcome::Refused(why) => why,
                 Outcome::TooLong => continue,
                 Outcome::TooLarge => {

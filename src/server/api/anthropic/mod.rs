@@ -14,13 +14,12 @@ use self::stream::MessageStream;
 use super::form::schema;
 use super::sampling::{self, WITHOUT_EFFECT};
 use crate::engine::Limits;
-use crate::sample::grammar::Grammar;
 use crate::server::body::Body;
 use crate::server::collect::each;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::events::Event;
 use crate::server::fields::Fields;
-use crate::server::request::{Prompt, Request};
+use crate::server::request::{Form, Prompt, Request};
 use crate::server::router::{Call, json as response};
 use crate::server::service::Service;
 use crate::server::{random, sse};
@@ -118,7 +117,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Request> {
 }
 
 /// The form that an answer must have; the field was `output_format` once.
-fn form(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
+fn form(fields: &Fields<'_>) -> ApiResult<Option<Form>> {
     let config = match fields.get("output_config") {
         Some(value) => Fields::of(value, "output_config")?.get("format"),
         None => None,
@@ -132,7 +131,7 @@ fn form(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
     match format.string("type")? {
         Some("json_schema") => {
             let value = format.get("schema").unwrap_or(&Value::Null);
-            schema(value, &format.path("schema")).map(Some)
+            schema(value, &format.path("schema"), format.flag("strict")?).map(Some)
         }
         _ => Err(format.wrong("type", "json_schema")),
     }
@@ -141,10 +140,14 @@ fn form(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::grammar::Grammar;
 
     #[test]
     fn forms_are_read_wherever_they_stand() {
-        let read = |body: &Value| form(&Fields::of(body, "").unwrap()).map_err(|e| e.param);
+        let read = |body: &Value| {
+            let form = form(&Fields::of(body, "").unwrap());
+            form.map(|form| form.map(|form| form.grammar)).map_err(|e| e.param)
+        };
         let schema = json!({ "type": "object" });
         let format = json!({ "type": "json_schema", "schema": schema });
         let expected = Ok(Some(Grammar::JsonSchema(schema)));

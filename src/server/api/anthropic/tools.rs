@@ -10,12 +10,15 @@ use crate::server::fields::Fields;
 /// The tools of a body. Those that the service itself would run are left out.
 pub fn tools(fields: &Fields<'_>) -> ApiResult<Tools> {
     let Some(list) = fields.array("tools")? else { return Ok(Tools::default()) };
-    let (mut out, mut skipped) = (Vec::new(), Vec::new());
+    let (mut out, mut paths, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
     for (i, value) in list.iter().enumerate() {
         let tool = Fields::of(value, &format!("tools[{i}]"))?;
         let kind = tool.string("type")?.unwrap_or("custom");
         match tool.object("input_schema")? {
-            Some(schema) => out.push(function(&tool, schema)?),
+            Some(schema) => {
+                out.push(function(&tool, schema)?);
+                paths.push(tool.path("input_schema"));
+            }
             None if kind == "custom" => {
                 let path = tool.path("input_schema");
                 return Err(ApiError::invalid(path.clone(), format!("{path}: expected a schema")));
@@ -27,7 +30,7 @@ pub fn tools(fields: &Fields<'_>) -> ApiResult<Tools> {
         let skipped = skipped.join(", ");
         log::warn!("tools that a server runs are left out of a prompt: {skipped}");
     }
-    chat::tools(out).map_err(|e| {
+    chat::tools(out).map(|tools| tools.at(paths)).map_err(|e| {
         let renamed = |text: String| text.replace(".parameters", ".input_schema");
         ApiError { param: e.param.map(renamed), message: renamed(e.message), ..e }
     })

@@ -14,7 +14,7 @@ use crate::server::api::form::schema;
 use crate::server::api::{messages, parts, sampling};
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;
-use crate::server::request::{Chat, Prompt, Request};
+use crate::server::request::{Chat, Form, Prompt, Request};
 use crate::server::service::Service;
 
 /// Fields that are accepted and have no effect: a text that is too long is refused, and the model
@@ -82,15 +82,15 @@ pub fn request(
 }
 
 /// The form of the answer: `json`, or a schema.
-fn format(fields: &Fields<'_>) -> ApiResult<Option<Grammar>> {
+fn format(fields: &Fields<'_>) -> ApiResult<Option<Form>> {
     match fields.get("format") {
         None => Ok(None),
         Some(Value::String(name)) => match name.as_str() {
             "" => Ok(None),
-            "json" => Ok(Some(Grammar::JsonObject)),
+            "json" => Ok(Some(Form::of(Grammar::JsonObject, "format"))),
             _ => Err(fields.wrong("format", "json or a JSON schema")),
         },
-        Some(value) => schema(value, "format").map(Some),
+        Some(value) => schema(value, "format", false).map(Some),
     }
 }
 
@@ -351,7 +351,10 @@ mod tests {
 
     #[test]
     fn forms_thoughts_and_times_are_read() {
-        let read = |body: Value| format(&Fields::of(&body, "").unwrap()).map_err(|e| e.message);
+        let read = |body: Value| {
+            let form = format(&Fields::of(&body, "").unwrap());
+            form.map(|form| form.map(|form| form.grammar)).map_err(|e| e.message)
+        };
         let schema = json!({ "type": "object" });
         assert_eq!(read(json!({ "format": "json" })), Ok(Some(Grammar::JsonObject)));
         assert_eq!(read(json!({ "format": "" })), Ok(None));

@@ -18,13 +18,12 @@ use super::form::format;
 use super::sampling::{self, WITHOUT_EFFECT};
 use super::usage::moeba;
 use crate::sample::MAX_TOP_LOGPROBS;
-use crate::sample::grammar::Grammar;
 use crate::server::body::Body;
 use crate::server::collect::each;
 use crate::server::errors::{ApiError, ApiResult, Kind};
 use crate::server::events::Finish;
 use crate::server::fields::Fields;
-use crate::server::request::{Chat, Prompt, Request};
+use crate::server::request::{Chat, Form, Prompt, Request};
 use crate::server::router::{Call, json as response};
 use crate::server::service::Service;
 use crate::server::{random, sse};
@@ -213,7 +212,7 @@ fn refuse_stored(fields: &Fields<'_>) -> ApiResult<()> {
 }
 
 /// The form of the text, and `text` as the response repeats it.
-fn text(fields: &Fields<'_>, service: &Service) -> ApiResult<(Option<Grammar>, Value)> {
+fn text(fields: &Fields<'_>, service: &Service) -> ApiResult<(Option<Form>, Value)> {
     let plain = json!({ "type": "text" });
     let Some(value) = fields.get("text") else { return Ok((None, json!({ "format": plain }))) };
     let text = Fields::of(value, "text")?;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::chat::tools::{ToolChoice, Tools};
+use crate::chat::tools::{Tool, ToolChoice, Tools};
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;
 use crate::server::limits::{MAX_TOOLS, MAX_TOOLS_BYTES};
@@ -70,6 +70,12 @@ impl Offered {
             return Err(ApiError::invalid("tools", message));
         }
         let tools = Tools::parse(&list).map_err(|e| at_its_path(&e, &paths))?;
+        let place = |(tool, path): (&Tool, &String)| {
+            let inner = tool.path.split_once(']').map_or("", |(_, inner)| inner);
+            format!("{path}{inner}")
+        };
+        let places: Vec<String> = tools.iter().zip(&paths).map(place).collect();
+        let tools = tools.at(places);
         Ok(Offered { tools, origins })
     }
 
