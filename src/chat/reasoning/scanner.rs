@@ -100,7 +100,7 @@ impl Scanner {
         self.scan(true)
     }
 
-    /// Ends a text that was cut: what may be the beginning of a marker belongs to none of the parts.
+    /// Ends a text that was cut: the beginning of a marker belongs to none of the parts.
     pub fn cut(&mut self) -> Vec<Delta> {
         let markers = self.format.map_or_else(Vec::new, Format::markers);
         let begin = self.held.len() - undecided(&self.held, &markers);

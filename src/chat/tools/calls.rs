@@ -91,7 +91,8 @@ impl CallScanner {
         self.state = State::Text;
     }
 
-    /// Ends a text that was cut: the beginnings of a marker and of a call without a name are dropped.
+    /// Ends a text that was cut: the beginning of a marker, or of a call without a name, is
+    /// dropped.
     pub fn cut(&mut self) {
         let Some(calls) = &self.calls else { return self.finish() };
         let format = calls.format;

@@ -43,8 +43,8 @@ impl Scanner {
         events
     }
 
-    /// Ends a text that was cut, which is no part of it: markers whose end is missing are dropped, and
-    /// calls whose names are.
+    /// Ends a text that was cut: the beginning of a marker, or of a call without a name, is
+    /// dropped.
     pub fn cut(&mut self) -> Vec<Event> {
         let deltas = self.reasoning.cut();
         let mut events = self.take(&deltas);
