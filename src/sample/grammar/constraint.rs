@@ -24,9 +24,9 @@ impl TokenMask {
 /// Which tokens may come next in one text. A clone is another text that has come as far.
 ///
 /// From its beginning a text follows the grammar to its end, or with [`Constraint::after`] it is
-/// free until a trigger, before which it cannot end. With [`Constraint::or_after`] it may begin with
-/// a free block. With [`Constraint::resuming`] it is free again where the grammar is complete, waits
-/// for the next trigger, and may end.
+/// free until a trigger, before which it cannot end. With [`Constraint::or_after`] it may begin
+/// with a free block. With [`Constraint::resuming`] it is free again where the grammar is complete,
+/// waits for the next trigger, and may end.
 #[derive(Clone)]
 pub struct Constraint {
     env: TokEnv,
