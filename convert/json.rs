@@ -58,6 +58,25 @@ impl Json {
         if path.as_ref().exists() { Json::open(path).map(Some) } else { Ok(None) }
     }
 
+    /// Gives fields other names.
+    pub fn rename(&mut self, names: &[(&str, &str)]) {
+        for (from, to) in names {
+            if let Some(fields) = self.value.as_object_mut()
+                && let Some(value) = fields.remove(*from)
+            {
+                fields.insert((*to).into(), value);
+            }
+        }
+    }
+
+    /// An object whose field `name` is this one, with `field` where it has none.
+    pub fn within(mut self, name: &str, field: (&str, &str)) -> Json {
+        if let Some(fields) = self.value.as_object_mut() {
+            fields.entry(field.0).or_insert_with(|| field.1.into());
+        }
+        Json { path: self.path, value: serde_json::json!({ name: self.value }) }
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -19,6 +19,12 @@ pub(super) const CONFIG: &str = "quantization_config";
 /// Modelopt's own file, where config.json does not say it.
 const MODELOPT_FILE: &str = "hf_quant_config.json";
 
+/// Files of old AutoGPTQ and AutoAWQ, where config.json does not say it: their fields are those of
+/// `quantization_config`, some under other names.
+const OLD_FILES: [(&str, &str); 2] =
+    [("quantize_config.json", "gptq"), ("quant_config.json", "awq")];
+const OLD_NAMES: [(&str, &str); 2] = [("w_bit", "bits"), ("q_group_size", "group_size")];
+
 /// Last parts of names of what activations, keys and values are divided by: these stay floats here.
 const OF_ACTIVATIONS: [&str; 14] = [
     "activation_scale",
@@ -56,6 +62,13 @@ pub(super) struct Joiner<'a> {
 /// Joins the parts of each quantised weight of a checkpoint to one tensor, under the weight's name.
 pub fn join(checkpoint: &mut Checkpoint, config: &Json) -> Result<()> {
     if config.at(CONFIG).is_none() {
+        for (name, method) in OLD_FILES {
+            if let Some(mut file) = Json::open_optional(checkpoint.folder().join(name))? {
+                file.rename(&OLD_NAMES);
+                let config = &file.within(CONFIG, ("quant_method", method));
+                return Joiner { checkpoint, config }.join();
+            }
+        }
         let file = Json::open_optional(checkpoint.folder().join(MODELOPT_FILE))?;
         let Some(file) = file else { return Ok(()) };
         let mut joiner = Joiner { checkpoint, config: &file };

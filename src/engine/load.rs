@@ -266,7 +266,7 @@ impl Context {
 /// Touches every page of the file, so that the first token does not wait for page faults one
 /// at a time. A file that memory cannot hold is left alone: reading its end would only push
 /// out its beginning.
-fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<()> {
+fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
     let total = gguf.n_bytes().max(1);
     if let Some(available) = plan::memory::available_bytes().filter(|a| *a < total) {
         log::warn!(
@@ -288,8 +288,8 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<(
                 let pages = part.iter().step_by(4096);
                 std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
             });
-            done += part.len();
-            progress(done as f32 / total as f32);
+            done += part.len() as u64;
+            progress(done, total);
         }
     }
     Ok(())
@@ -297,25 +297,31 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(f32)) -> Result<(
 
 impl Engine {
     /// Opens and checks a model, decides where its experts are to be, and brings in its pages or
-    /// its dense weights; `progress` gets the part that is done, 0 to 1.
+    /// its dense weights. `progress` gets the part that is done, from 0 to 1, never less than before.
     pub fn load(
         path: &Path,
         options: &EngineOptions,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<Engine>> {
+        let mut so_far = 0.0;
+        // A second attempt begins where the first one was.
+        let progress = &mut |part: f32| {
+            so_far = part.clamp(so_far, 1.0);
+            progress(so_far);
+        };
         progress(0.0);
         let prepared = Prepared::new(path, options)?;
         let has_device = prepared.plan.device.is_some();
-        match Engine::prepared(prepared, path, options, progress) {
+        let loaded = match Engine::prepared(prepared, path, options, progress) {
             // What other programs took since it was planned, for instance.
             Err(why @ Error::Device(_)) if has_device => {
                 plan::on_cpu_instead(options, why)?;
                 let options = EngineOptions { device: DeviceChoice::Cpu, ..options.clone() };
-                progress(0.0);
                 Engine::prepared(Prepared::new(path, &options)?, path, &options, progress)
             }
             done => done,
-        }
+        };
+        loaded.inspect(|_| progress(1.0))
     }
 
     fn prepared(
@@ -332,16 +338,14 @@ impl Engine {
             true => ProfileFile::open(&options.profile, path, bound.gguf().key())?,
             false => None,
         };
+        let mut read = |done: u64, total: u64| progress(done as f32 / total as f32);
         let mut model = match plan.place {
             Place::InPlace if plan.is_mapped => {
                 let model = bound.in_place();
-                read_ahead(model.gguf(), &cpu, progress)?;
+                read_ahead(model.gguf(), &cpu, &mut read)?;
                 model
             }
-            Place::InPlace => {
-                let total = bound.gguf().n_bytes().max(1) as f32;
-                bound.in_memory(&mut |done| progress(done as f32 / total))?
-            }
+            Place::InPlace => bound.in_memory(&mut read)?,
             Place::Streamed { budget } => {
                 let stream = StreamOptions {
                     budget,
@@ -356,9 +360,7 @@ impl Engine {
                     peers: peers.clone(),
                     faults: options.test.faults.clone(),
                 };
-                let total = plan.sizes.dense_bytes.max(1) as f32;
-                let model = bound.streamed(&stream, &mut |done| progress(done as f32 / total))?;
-                model.with_peers(peers)
+                bound.streamed(&stream, &mut read)?.with_peers(peers)
             }
         };
         model.adapters = Adapters::read(&options.adapters, &model)?;

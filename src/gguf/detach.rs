@@ -23,13 +23,13 @@ const HUGE_PAGE: usize = 2 << 20;
 
 impl Gguf {
     /// Reads the headers and those tensors (by their number in `tensors`) for which `keep` is true
-    /// into memory of its own, and lets go of the files' maps. `progress` is told the bytes of each
-    /// read. From then on only kept tensors have `bytes`, and nothing that happens to the files
+    /// into memory of its own, and lets go of the files' maps. `progress` is told the bytes that are
+    /// read so far, and of how many. From then on only kept tensors have `bytes`, and nothing that happens to the files
     /// can harm. The files stay open, for reads.
     pub fn detached(
         mut self,
         keep: impl Fn(usize) -> bool,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Gguf> {
         let header = |shard: &Shard| {
             let header = 0..shard.header_bytes();
@@ -40,8 +40,14 @@ impl Gguf {
             let start = t.file_offset as usize;
             add_run(&mut runs[t.shard], start..start + t.n_bytes as usize);
         }
+        let total = runs.iter().flatten().map(|run| run.len() as u64).sum();
+        let mut done = 0;
+        let mut more = |n: usize| {
+            done += n as u64;
+            progress(done, total);
+        };
         for (shard, runs) in self.shards_mut().iter_mut().zip(runs) {
-            let memory = read_runs(shard, &runs, progress)?;
+            let memory = read_runs(shard, &runs, &mut more)?;
             shard.replace_map(memory, runs);
         }
         Ok(self)
@@ -56,8 +62,9 @@ fn add_run(runs: &mut Vec<Range<usize>>, run: Range<usize>) {
     }
 }
 
-/// Memory of the file's length that has these bytes of the file and zeros elsewhere.
-fn read_runs(shard: &Shard, runs: &[Range<usize>], progress: &mut dyn FnMut(u64)) -> Result<Mmap> {
+/// Memory of the file's length that has these bytes of the file and zeros elsewhere. `more` is told
+/// the bytes of each read.
+fn read_runs(shard: &Shard, runs: &[Range<usize>], more: &mut dyn FnMut(usize)) -> Result<Mmap> {
     let fail = |e| Error::io(shard.path(), e);
     let len = shard.map().len();
     let mut memory = MmapOptions::new().len(len).no_reserve_swap().map_anon().map_err(fail)?;
@@ -69,7 +76,7 @@ fn read_runs(shard: &Shard, runs: &[Range<usize>], progress: &mut dyn FnMut(u64)
             let out = &mut memory[chunk.clone()];
             shard.file().read_exact_at(out, start as u64).map_err(fail)?;
             forget(shard.file(), &chunk);
-            progress(chunk.len() as u64);
+            more(chunk.len());
         }
     }
     memory.make_read_only().map_err(fail)

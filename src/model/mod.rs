@@ -156,8 +156,9 @@ impl Bound {
         Model::new(gguf, self.descriptor, self.hyper, self.weights, hierarchy).with(next)
     }
 
-    /// Everything is read to memory now; the file is mapped no longer.
-    pub fn in_memory(mut self, progress: &mut dyn FnMut(u64)) -> Result<Model> {
+    /// Everything is read to memory now; the file is mapped no longer. `progress` is told the bytes
+    /// that are read so far, and of how many.
+    pub fn in_memory(mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<Model> {
         let n = self.gguf.tensors().len();
         let keep: Vec<bool> = (0..n).map(|tensor| !self.is_unread(tensor)).collect();
         self.gguf = self.gguf.detached(|tensor| keep[tensor], progress)?;
@@ -166,7 +167,11 @@ impl Bound {
 
     /// Routed experts come from disk as they are needed, everything else is read to memory now;
     /// the file is mapped no longer, so whatever happens to it can only fail a load.
-    pub fn streamed(self, options: &StreamOptions, progress: &mut dyn FnMut(u64)) -> Result<Model> {
+    pub fn streamed(
+        self,
+        options: &StreamOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Model> {
         let routed = self.weights.routed.iter().flatten().flat_map(LayerExperts::tensors);
         let unread = (0..self.gguf.tensors().len()).filter(|tensor| self.is_unread(*tensor));
         let left: HashSet<usize> = routed.chain(unread).collect();

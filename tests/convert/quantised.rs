@@ -147,6 +147,25 @@ fn every_format_has_the_librarys_values() {
     assert_eq!(formats.as_object().unwrap().len(), 32);
 }
 
+/// Old AutoGPTQ and AutoAWQ wrote files of their own beside config.json.
+#[test]
+fn old_files_say_how_weights_are_quantised() {
+    let gptq = json!({ "bits": 3, "group_size": 32, "damp_percent": 0.1, "desc_act": false,
+        "sym": false, "true_sequential": true, "model_name_or_path": null });
+    let awq = json!({ "zero_point": true, "q_group_size": 32, "w_bit": 4, "version": "GEMM" });
+    for (format, name, own) in
+        [("gptq_3bit", "quantize_config.json", gptq), ("awq_4bit", "quant_config.json", awq)]
+    {
+        let mut checkpoint = Checkpoint::new(format);
+        fs::write(checkpoint.folder.path().join(name), own.to_string()).unwrap();
+        checkpoint.config = Value::Null;
+        let file = checkpoint.convert(Some(Mix::F32)).unwrap();
+        for (tensor, got) in matrices(&file) {
+            assert_eq!(formats()[format]["want"][tensor], json!(fnv1a(&got)), "{format} {tensor}");
+        }
+    }
+}
+
 /// The two matrices are as wide as their scales are if nothing else is asked for.
 #[test]
 fn own_types() {

@@ -74,7 +74,13 @@ fn detached(path: &Path) -> Gguf {
     let gguf = Gguf::open(path).unwrap();
     let kept: Vec<bool> = gguf.tensors().iter().map(|t| keeps(&t.name)).collect();
     let mut n = 0;
-    let gguf = gguf.detached(|i| kept[i], &mut |bytes| n += bytes).unwrap();
+    let mut all = 0;
+    let gguf = gguf.detached(|i| kept[i], &mut |done, total| {
+        assert!(done > n && (all == 0 || all == total));
+        (n, all) = (done, total);
+    });
+    let gguf = gguf.unwrap();
+    assert_eq!(n, all);
     let wanted: u64 = gguf.tensors().iter().filter(|t| keeps(&t.name)).map(|t| t.n_bytes).sum();
     assert!(n >= wanted && n < wanted + 64 * 1024, "{n} bytes read for {wanted}");
     gguf
@@ -128,7 +134,7 @@ fn a_file_that_is_cut_before_is_an_error() {
     let gguf = Gguf::open(&path).unwrap();
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(50 * MIB as u64).unwrap();
-    let e = gguf.detached(|_| true, &mut |_| ()).unwrap_err().to_string();
+    let e = gguf.detached(|_| true, &mut |_, _| ()).unwrap_err().to_string();
     assert!(e.contains("m.gguf"), "{e}");
 }
 

@@ -1,11 +1,13 @@
 //! `Generation`, driven as a scheduler drives it: one token after the other.
 
 use common::cli::{Model, Tiny, tiny};
+use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
     Engine, EngineOptions, FinishReason, Generation, Limits, Logits, Request, Step, Want,
 };
 use moeba::sample::grammar::{Constraint, Grammar};
 use moeba::sample::{SamplerOptions, TokenLogprob};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A request's result.
@@ -131,4 +133,23 @@ fn a_free_text_wants_few_logits_until_its_trigger() {
     let resumed = started(true);
     assert!(resumed.tokens.len() > told.tokens.len(), "{resumed:?}");
     assert_eq!(resumed.tokens[..told.tokens.len()], told.tokens);
+}
+
+/// However a model is brought in, the part that is done grows from 0 to 1.
+#[test]
+fn loading_tells_how_far_it_is() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/moeba-demo.gguf");
+    let ram = |percent| EngineOptions { ram: RamBudget::Percent(percent), ..Default::default() };
+    let mapped = EngineOptions::default();
+    let copied = EngineOptions { mmap: false, ..Default::default() };
+    for (name, options) in
+        [("mapped", mapped), ("copied", copied), ("half", ram(50.0)), ("all streamed", ram(5.0))]
+    {
+        let mut parts = Vec::new();
+        drop(Engine::load(&demo, &options, &mut |part| parts.push(part)).unwrap());
+        assert_eq!((parts[0], parts.last()), (0.0, Some(&1.0)), "{name}");
+        assert!(parts.is_sorted() && parts.len() > 2, "{name}: {parts:?}");
+        // The reads are counted, and the last of them completes it.
+        assert_eq!(parts[parts.len() - 2], 1.0, "{name}: {parts:?}");
+    }
 }

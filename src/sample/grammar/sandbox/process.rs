@@ -64,9 +64,8 @@ pub fn serve_if_asked() {
     if std::env::args_os().next().is_some_and(|name| name == NAME) {
         serve();
     }
-    if let Ok(program) = std::env::current_exe() {
-        use_program(program);
-    }
+    // This very file, also when a newer one has its name.
+    use_program("/proc/self/exe".into());
 }
 
 /// Makes `program`, whose `main` calls [`serve_if_asked`], try grammars out.
