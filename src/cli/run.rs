@@ -71,6 +71,9 @@ pub struct TextArgs {
     /// after a blank line
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
+    /// The prompt, in the place of --prompt
+    #[arg(value_name = "PROMPT", conflicts_with = "prompt")]
+    question: Option<String>,
     /// A file that holds the prompt, or what follows --prompt (- is stdin)
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -115,6 +118,10 @@ pub struct TextArgs {
 }
 
 impl TextArgs {
+    fn flag_or_word(&self) -> Option<&str> {
+        self.prompt.as_deref().or(self.question.as_deref())
+    }
+
     fn unescaped(&self, text: &str) -> String {
         let as_it_is = self.no_escape && !self.escape;
         if as_it_is { text.to_owned() } else { super::prompt::unescape(text) }
@@ -123,7 +130,7 @@ impl TextArgs {
     /// The prompt by flag, by file, or by a stdin that is no terminal; the first two, or the first
     /// and the last, one after the other. `None`: ask for it.
     fn prompt(&self) -> Result<Option<String>> {
-        let given = self.prompt.as_deref().map(|text| self.unescaped(text));
+        let given = self.flag_or_word().map(|text| self.unescaped(text));
         let given = given.filter(|text| !text.is_empty());
         let read = match &self.file {
             Some(path) => Some(read_prompt(path)?),
@@ -193,7 +200,7 @@ pub fn run(args: Args) -> Result<()> {
         let predicts_next = args.spec.mode != SpecMode::Off;
         EngineOptions { n_checkpoints, predicts_next, ..options }
     };
-    let may_have_prompt = args.text.prompt.is_some() || args.text.file.is_some();
+    let may_have_prompt = args.text.flag_or_word().is_some() || args.text.file.is_some();
     match (args.preset.name()?, args.dry_run) {
         (Some(name), true) => {
             return args.preset.print_plan(name, &args.model, options(may_have_prompt));

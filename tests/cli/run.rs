@@ -404,6 +404,16 @@ fn weights_that_are_no_numbers_are_an_error() {
     failed(&out, 1, &["logit"]);
 }
 
+/// A question may stand behind the model, and a name of another program's library is told apart.
+#[test]
+fn a_question_may_stand_behind_the_model() {
+    let model = plain();
+    assert_eq!(greedy(&model, &["Say a"]), greedy(&model, &["-p", "Say a"]));
+    failed(&on(&model, "run", &["Say a", "-p", "Say b"]), 2, &["cannot be used with"]);
+    let out = moeba().args(["run", "qwen3:30b", "why?"]).output().unwrap();
+    failed(&out, 1, &["qwen3:30b: no such file", "moeba run unsloth/Qwen3-30B-A3B-GGUF"]);
+}
+
 #[test]
 fn prompts_may_look_like_flags() {
     let model = plain();
