@@ -162,7 +162,8 @@ impl Model {
         if options.ram != RamBudget::Auto && engine.plan().sizes.expert_bytes == 0 {
             log::warn!("--ram has no effect: the model has no experts to read from disk");
         }
-        log::info!("{}; loaded in {}", engine.describe(), figures::time(start.elapsed()));
+        let told = format!("{}; loaded in {}", engine.describe(), figures::time(start.elapsed()));
+        told.lines().for_each(|line| log::info!("{line}"));
         Ok(engine)
     }
 }

@@ -35,7 +35,7 @@ fn decode_rate(outcome: &Outcome) -> f64 {
 
 /// Writes the figures to stderr: one line, or all with -v.
 pub fn print(outcome: &Outcome) {
-    log::info!("{}", report(outcome));
+    report(outcome).lines().for_each(|line| log::info!("{line}"));
     if terminal::detail() < Detail::Verbose {
         out::aside(&summary(outcome));
     }
