@@ -404,6 +404,7 @@ fn a_stream_that_waits_is_pinged_and_told_why_it_fails() {
     let endless = with(json!({"max_tokens": 60000, "ignore_eos": true, "stream": true}));
     let mut first = server.begin(PATH, &endless);
     first.read_exact(&mut [0]).unwrap();
+    Server::drain(first);
     server.wait_busy(1);
     let body = with(json!({"stream": true, "sse_ping_interval": 1}));
     let events = read(&mut server.begin(PATH, &body)).events();

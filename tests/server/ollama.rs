@@ -345,6 +345,7 @@ fn a_stream_that_waits_has_empty_lines_and_ends_with_its_error() {
     let endless = with(json!({"options": {"num_predict": -1, "ignore_eos": true}}));
     let mut first = server.begin(CHAT, &endless);
     first.read_exact(&mut [0]).unwrap();
+    Server::drain(first);
     server.wait_busy(1);
     let lines = read(&mut server.begin(CHAT, &with(json!({"sse_ping_interval": 1})))).lines();
     assert_eq!(lines[0]["message"], json!({"role": "assistant", "content": ""}));

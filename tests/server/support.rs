@@ -191,6 +191,11 @@ impl Server {
         stream
     }
 
+    /// Reads what comes, so that the text keeps its slot.
+    pub fn drain(mut stream: TcpStream) {
+        std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+    }
+
     /// Slots that compute.
     pub fn n_busy(&self) -> usize {
         let slots = self.get("/slots").json();
