@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true)]
-#[command(mut_arg("model", |arg| arg.required_unless_present_any(["hf_repo", "preset"])))]
+#[command(mut_arg("model", |arg| arg.index(1).required_unless_present_any(["hf_repo", "preset"])))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
@@ -72,7 +72,7 @@ pub struct TextArgs {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The prompt, in the place of --prompt
-    #[arg(value_name = "PROMPT", conflicts_with = "prompt")]
+    #[arg(index = 2, value_name = "PROMPT", conflicts_with = "prompt")]
     question: Option<String>,
     /// A file that holds the prompt, or what follows --prompt (- is stdin)
     #[arg(short, long, value_name = "FILE")]

@@ -22,7 +22,7 @@ pub fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
         list.iter().map(|value| value["role"].as_str().unwrap_or_default()).collect();
     let newest = parts::newest(&roles);
     let each = list.iter().enumerate();
-    let out = each.map(|(i, value)| message(value, &format!("messages[{i}]"), newest.contains(&i)));
+    let out = each.map(|(i, value)| message(value, &format!("messages[{i}]"), newest == Some(i)));
     let out = out.collect::<ApiResult<Vec<Value>>>()?;
     let is_assistant = |value: &Value| value["role"] == "assistant";
     let continues = out.last().is_some_and(is_assistant);

@@ -6,7 +6,6 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
-use std::ops::Range;
 
 use crate::server::errors::{ApiError, ApiResult};
 
@@ -100,18 +99,16 @@ fn decoded(data: &str) -> Option<String> {
     (!text.starts_with("%PDF") && text.chars().all(is_plain)).then_some(text)
 }
 
-/// The messages of these roles that the user sends now: the last ones, but for what the system
-/// adds, or the beginning of the answer. Behind the result of a tool they are a part of it: agents
-/// put there what a tool has brought.
-pub fn newest(roles: &[&str]) -> Range<usize> {
+/// The message of these roles that the user sends now: the last one of all, but for what the
+/// system adds, or the beginning of the answer. Behind the result of a tool it is a part of that:
+/// agents put there what the tool has brought.
+pub fn newest(roles: &[&str]) -> Option<usize> {
     let before = roles.strip_suffix(&["assistant"]).unwrap_or(roles);
-    let is_system = |role: &&str| ["system", "developer"].contains(role);
-    let earlier = |role: &&str| !is_system(role) && *role != "user";
-    let start = before.iter().rposition(|role| earlier(role)).map_or(0, |at| at + 1);
-    match start.checked_sub(1).map(|at| before[at]) {
-        Some("tool" | "function") => 0..0,
-        _ => start..before.len(),
-    }
+    let is_said = |role: &&str| !["system", "developer"].contains(role);
+    let last = before.iter().rposition(|role| is_said(role))?;
+    let earlier = before[..last].iter().rfind(|role| is_said(role));
+    let is_brought = earlier.is_some_and(|role| ["tool", "function"].contains(role));
+    (before[last] == "user" && !is_brought).then_some(last)
 }
 
 #[cfg(test)]
@@ -179,17 +176,17 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_messages_are_the_users_last_ones_without_an_answer() {
+    fn the_newest_message_is_the_users_last_one_without_an_answer() {
         for (roles, expected) in [
-            (&["user"][..], 0..1),
-            (&["user", "assistant"], 0..1),
-            (&["user", "assistant", "user", "user", "system"], 2..5),
-            (&["user", "assistant", "tool"], 0..0),
-            (&["user", "assistant", "tool", "user", "system"], 0..0),
-            (&["user", "assistant", "tool", "assistant", "user"], 4..5),
-            (&["user", "assistant", "assistant"], 2..2),
-            (&["system"], 0..1),
-            (&[], 0..0),
+            (&["user"][..], Some(0)),
+            (&["user", "assistant"], Some(0)),
+            (&["user", "user", "system"], Some(1)),
+            (&["user", "assistant", "tool"], None),
+            (&["user", "assistant", "tool", "system", "user", "system"], None),
+            (&["user", "assistant", "tool", "assistant", "user"], Some(4)),
+            (&["user", "assistant", "assistant"], None),
+            (&["system"], None),
+            (&[], None),
         ] {
             assert_eq!(newest(roles), expected, "{roles:?}");
         }

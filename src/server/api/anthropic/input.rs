@@ -87,7 +87,7 @@ fn messages(fields: &Fields<'_>) -> ApiResult<(Vec<Value>, bool)> {
     let roles: Vec<&str> = list.iter().map(role).collect();
     let newest = parts::newest(&roles);
     for (i, value) in list.iter().enumerate() {
-        reader.message(value, &format!("messages[{i}]"), newest.contains(&i))?;
+        reader.message(value, &format!("messages[{i}]"), newest == Some(i))?;
     }
     if !reader.skipped.is_empty() {
         let kinds: Vec<&str> = reader.skipped.iter().map(String::as_str).collect();

@@ -204,7 +204,7 @@ fn read_messages(list: &[Value]) -> ApiResult<Vec<Value>> {
     let newest = parts::newest(&roles.iter().map(String::as_str).collect::<Vec<_>>());
     let each = list.iter().enumerate();
     let read = |(i, value): (usize, &Value)| {
-        reader.message(value, &format!("messages[{i}]"), newest.contains(&i))
+        reader.message(value, &format!("messages[{i}]"), newest == Some(i))
     };
     each.map(read).collect()
 }

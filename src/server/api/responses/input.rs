@@ -23,7 +23,7 @@ pub fn messages(fields: &Fields<'_>, offered: &Offered) -> ApiResult<(Vec<Value>
             let roles: Vec<&str> = items.iter().map(role).collect();
             let newest = parts::newest(&roles);
             for (i, item) in items.iter().enumerate() {
-                reader.item(item, &format!("input[{i}]"), newest.contains(&i))?;
+                reader.item(item, &format!("input[{i}]"), newest == Some(i))?;
             }
         }
         Some(Value::Array(_)) => {
