@@ -72,7 +72,7 @@ pub struct TextArgs {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The prompt, in the place of --prompt
-    #[arg(index = 2, value_name = "PROMPT", conflicts_with = "prompt")]
+    #[arg(index = 2, value_name = "PROMPT", conflicts_with = "prompt", hide_short_help = true)]
     question: Option<String>,
     /// A file that holds the prompt, or what follows --prompt (- is stdin)
     #[arg(short, long, value_name = "FILE")]
