@@ -18,7 +18,7 @@ pub const HUB_PREFIX: &str = "hf:";
 
 #[derive(clap::Args, Debug)]
 pub struct ModelArg {
-    /// GGUF file (or -m FILE), the first one of a split model, or USER/REPO[:QUANT]
+    /// GGUF file (or -m FILE), the first one of a split model, or hf:USER/REPO[:QUANT]
     #[arg(value_name = "MODEL", env = "MOEBA_MODEL", required_unless_present = "hf_repo")]
     model: Option<PathBuf>,
     // By the time that clap looks, the flag has become a MODEL (see `argv`): this is its place in
@@ -75,8 +75,7 @@ impl ModelArg {
         let overrides = self.overrides();
         let wanted = match (&self.model, &self.hf_repo) {
             (Some(path), _) => path.to_str().and_then(|text| {
-                let is_of_hub = hub::is_address(text) || is_repository(path, text);
-                text.strip_prefix(HUB_PREFIX).or(is_of_hub.then_some(text))
+                text.strip_prefix(HUB_PREFIX).or(hub::is_address(text).then_some(text))
             }),
             (None, repo) => repo.as_deref(),
         };
@@ -111,19 +110,21 @@ impl ModelArg {
     }
 }
 
-/// Whether the text names a repository and cannot name a file: there is no such folder.
-fn is_repository(path: &Path, text: &str) -> bool {
-    let is_name = !text.ends_with(".gguf") && Wanted::parse(text).is_ok();
-    is_name && !path.exists() && !path.parent().is_some_and(Path::exists)
-}
-
-/// A name of another program's library gets an answer of its own.
+/// A repository's name where a file's is expected gets an answer of its own, and so does a name of
+/// another program's library.
 fn check_exists(path: &Path) -> Result<()> {
     let text = path.to_str().unwrap_or_default();
+    let is_repo = !text.ends_with(".gguf") && Wanted::parse(text).is_ok();
+    let folder_exists = path.parent().is_some_and(Path::exists);
+    if is_repo && !folder_exists {
+        let sentence =
+            format!("{text}: no such file; if it is a Hugging Face repository, use -hf {text}");
+        return Err(Error::invalid(sentence));
+    }
     let is_tag = !text.contains(['/', '\\']) && text.contains(':');
     if is_tag && !path.exists() {
         let sentence = format!(
-            "{text}: no such file; models have Hugging Face's names here, as in `moeba run \
+            "{text}: no such file; models have Hugging Face's names here, as in `moeba run -hf \
              unsloth/Qwen3-30B-A3B-GGUF`: see `moeba pull --help`"
         );
         return Err(Error::invalid(sentence));

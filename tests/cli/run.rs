@@ -411,7 +411,7 @@ fn a_question_may_stand_behind_the_model() {
     assert_eq!(greedy(&model, &["Say a"]), greedy(&model, &["-p", "Say a"]));
     failed(&on(&model, "run", &["Say a", "-p", "Say b"]), 2, &["cannot be used with"]);
     let out = moeba().args(["run", "qwen3:30b", "why?"]).output().unwrap();
-    failed(&out, 1, &["qwen3:30b: no such file", "moeba run unsloth/Qwen3-30B-A3B-GGUF"]);
+    failed(&out, 1, &["qwen3:30b: no such file", "moeba run -hf unsloth/Qwen3-30B-A3B-GGUF"]);
 }
 
 #[test]
