@@ -69,11 +69,15 @@ impl Json {
         }
     }
 
-    /// An object whose field `name` is this one, with `field` where it has none.
-    pub fn within(mut self, name: &str, field: (&str, &str)) -> Json {
+    /// Gives a field a value where it has none.
+    pub fn set_default(&mut self, name: &str, value: &str) {
         if let Some(fields) = self.value.as_object_mut() {
-            fields.entry(field.0).or_insert_with(|| field.1.into());
+            fields.entry(name).or_insert_with(|| value.into());
         }
+    }
+
+    /// An object whose field `name` is this one.
+    pub fn within(self, name: &str) -> Json {
         Json { path: self.path, value: serde_json::json!({ name: self.value }) }
     }
 

@@ -65,7 +65,8 @@ pub fn join(checkpoint: &mut Checkpoint, config: &Json) -> Result<()> {
         for (name, method) in OLD_FILES {
             if let Some(mut file) = Json::open_optional(checkpoint.folder().join(name))? {
                 file.rename(&OLD_NAMES);
-                let config = &file.within(CONFIG, ("quant_method", method));
+                file.set_default("quant_method", method);
+                let config = &file.within(CONFIG);
                 return Joiner { checkpoint, config }.join();
             }
         }

@@ -297,7 +297,8 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> Res
 
 impl Engine {
     /// Opens and checks a model, decides where its experts are to be, and brings in its pages or
-    /// its dense weights. `progress` gets the part that is done, from 0 to 1, never less than before.
+    /// its dense weights. `progress` gets the part that is done, from 0 to 1, and never less than
+    /// before.
     pub fn load(
         path: &Path,
         options: &EngineOptions,

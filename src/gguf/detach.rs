@@ -23,9 +23,9 @@ const HUGE_PAGE: usize = 2 << 20;
 
 impl Gguf {
     /// Reads the headers and those tensors (by their number in `tensors`) for which `keep` is true
-    /// into memory of its own, and lets go of the files' maps. `progress` is told the bytes that are
-    /// read so far, and of how many. From then on only kept tensors have `bytes`, and nothing that happens to the files
-    /// can harm. The files stay open, for reads.
+    /// into memory of its own, and lets go of the files' maps. `progress` is told the bytes that
+    /// are read so far, and of how many. From then on only kept tensors have `bytes`, and nothing
+    /// that happens to the files can harm. The files stay open, for reads.
     pub fn detached(
         mut self,
         keep: impl Fn(usize) -> bool,

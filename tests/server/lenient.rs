@@ -25,13 +25,30 @@ fn accepted(server: &Server, path: &str, body: &Value) -> Value {
     answer.json()
 }
 
+/// A picture that the user sends now, `new`, is refused; nothing else is.
+fn ends_never(server: &Server, path: &str, field: &str, history: &[Value], new: &Value) {
+    let mind = &history[history.len() - 1];
+    // The history, and each beginning of it that ends with an answer or a result.
+    accepted(server, path, &json!({ field: history }));
+    accepted(server, path, &json!({ field: history[..3] }));
+    // Behind a result it is the tool's, and a refused request ends no conversation.
+    let brought = [&history[..3], &[new.clone()]].concat();
+    for list in [brought, vec![new.clone(), mind.clone()]] {
+        accepted(server, path, &json!({ field: list }));
+    }
+    let answer = post(server, path, &json!({ field: [mind, new] }));
+    assert_eq!(answer.status, 400, "{path}: {answer:?}");
+    assert!(answer.body.contains("describe it in words"), "{path}: {answer:?}");
+    assert_eq!(answer.header("x-should-retry"), Some("false"), "{path}");
+}
+
 #[test]
 fn no_conversation_ends_with_what_cannot_be_read() {
     let server = start(&["-c", "512", "--parallel", "1"]);
     let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
     let odd = json!({"type": "hologram"});
-    let block = json!({"type": "image", "source":
-        {"type": "base64", "media_type": "image/png", "data": "AA=="}});
+    let data = json!({"type": "base64", "media_type": "image/png", "data": "AA=="});
+    let block = json!({"type": "image", "source": data});
     let use_it = json!({"type": "tool_use", "id": "t", "name": "Read", "input": {}});
     let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [block, odd]});
     let function = json!({"name": "Read", "arguments": "{}"});
@@ -86,18 +103,7 @@ fn no_conversation_ends_with_what_cannot_be_read() {
             ],
         ),
     ] {
-        // The history, and each beginning of it that ends with an answer or a result.
-        accepted(&server, path, &json!({ field: history }));
-        accepted(&server, path, &json!({ field: history[..3] }));
-        // What stands behind a result is the tool's, as agents send what it has brought.
-        let brought = [&history[..3], &[new.clone()]].concat();
-        accepted(&server, path, &json!({ field: brought }));
-        // A request that was refused does not end the conversation.
-        accepted(&server, path, &json!({ field: [new, mind] }));
-        let answer = post(&server, path, &json!({ field: [mind, new] }));
-        assert_eq!(answer.status, 400, "{path}: {answer:?}");
-        assert!(answer.body.contains("describe it in words"), "{path}: {answer:?}");
-        assert_eq!(answer.header("x-should-retry"), Some("false"), "{path}");
+        ends_never(&server, path, field, &history, &new);
     }
 }
 
