@@ -30,7 +30,7 @@ export const isBusy = () => running.has(chat.id);
 /** Says something below a conversation. */
 export function say(text, owner = chat) {
   said.set(owner.id, text);
-  if (owner === chat) $("status").textContent = text;
+  if (owner === chat && $("status").textContent !== text) $("status").textContent = text;
 }
 
 /**
@@ -39,11 +39,12 @@ export function say(text, owner = chat) {
  */
 export async function start(failed, trouble) {
   onFailure = failed;
-  drawControls();
+  show(chat);
   const kept = await store.load({ heard: hear, removed: drop, trouble });
-  all = [...all, ...kept];
-  if (!Object.keys(chat.nodes).length) show(kept[0] ?? chat);
-  else drawList();
+  // Something may have been sent meanwhile.
+  all = [...all.filter((one) => Object.keys(one.nodes).length), ...kept];
+  if (all.includes(chat)) drawList();
+  else show(all[0] ?? chat);
   setInterval(beat, BEAT);
 }
 
@@ -71,6 +72,7 @@ export function take(one) {
   store.put(one, []);
 }
 
+let shownList;
 function drawList() {
   const item = (one) => h("li", {},
     h("button", {
@@ -78,6 +80,9 @@ function drawList() {
       onclick: () => show(one),
     }, one.title),
     h("button", { type: "button", class: "remove", "aria-label": `Delete ${one.title}`, onclick: () => remove(one) }, "×"));
+  const shown = JSON.stringify([chat.id, all.map((one) => [one.id, one.title, running.has(one.id)])]);
+  if (shown === shownList) return;
+  shownList = shown;
   $("conversations").replaceChildren(...all.map(item));
 }
 
@@ -118,8 +123,11 @@ function hear(other) {
 /** Whether another tab writes a message at present. */
 const isElsewhere = (node) => Boolean(node?.writing) && Date.now() - (heard.get(node.id) ?? 0) < SILENCE;
 
+let lastBeat = 0;
+
 /** Keeps what is being written; looks whether other tabs still write. */
 function beat() {
+  lastBeat = Date.now();
   for (const [id, { node }] of running) {
     const owner = all.find((one) => one.id === id);
     if (owner && node) store.put(owner, [node], []);
@@ -369,6 +377,8 @@ function follower(owner, node) {
     Object.assign(node, whole(part));
     if (!newest) requestAnimationFrame(frame);
     newest = part;
+    // Timers of tabs in the background are slow.
+    if (Date.now() - lastBeat > BEAT) beat();
   };
   return Object.assign(follow, { whole });
 }

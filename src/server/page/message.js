@@ -68,7 +68,8 @@ export class MessageView {
 
   /** Shows what has come by now. */
   update(node, progress) {
-    const parts = [node.text.length, node.reasoning?.length, node.calls, node.error, node.stopped, node.usage];
+    const { text, reasoning, calls, error, stopped, writing, finish, isFull } = node;
+    const parts = [text.length, reasoning?.length, calls, error, stopped, writing, finish, isFull];
     const shown = JSON.stringify([parts, this.isWriting, progress]);
     if (shown === this.shown) return;
     this.shown = shown;

@@ -32,8 +32,8 @@ function wrongNumber([name, , least, most, isWhole]) {
   // The server computes with 32 bits.
   const number = isWhole ? Number(value) : Math.fround(Number(value));
   const fits = number >= Math.fround(least) && number <= most && (!isWhole || Number.isSafeInteger(number));
-  const kind = isWhole ? "a whole number" : "a number";
-  return fits && !validity.badInput ? "" : `expected ${kind} from ${least} to ${most}`;
+  const range = most === Number.MAX_SAFE_INTEGER ? "" : ` from ${least} to ${most}`;
+  return fits && !validity.badInput ? "" : `expected ${isWhole ? "a whole number" : "a number"}${range}`;
 }
 
 function wrongTools() {

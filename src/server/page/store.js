@@ -37,8 +37,11 @@ function open() {
       on.trouble("");
       request.result.onversionchange = () => {
         request.result.close();
-        on.trouble("Reload this tab: another one has a newer page.");
+        why = "Reload this tab: another one has a newer page.";
+        on.trouble(why);
       };
+      // Somebody has cleared what the browser keeps.
+      request.result.onclose = () => (database = undefined);
       done(request.result);
     };
     request.onerror = () => failed(request.error);
@@ -46,6 +49,8 @@ function open() {
 }
 
 let database;
+/** Why nothing is kept, if it is known. */
+let why = "";
 
 /** What `work` returns, once it is in the database; `undefined` if there is none. */
 async function run(mode, work) {
@@ -59,7 +64,7 @@ async function run(mode, work) {
       transaction.onabort = () => failed(transaction.error);
     });
   } catch (error) {
-    on.trouble(`This browser does not keep the chats: export what you need. ${error?.message ?? ""}`.trim());
+    on.trouble(why || `This browser does not keep the chats: export what you need. ${error?.message ?? ""}`.trim());
     return undefined;
   }
 }
