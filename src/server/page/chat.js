@@ -23,6 +23,8 @@ let onFailure = () => {};
 const BEAT = 1000;
 const SILENCE = 5000;
 const WAIT = "Wait for the answer, or stop it with Esc.";
+/** Browsers open six connections to a server; one is the machine's. */
+const MOST = 4;
 
 export const shown = () => chat;
 export const isBusy = () => running.has(chat.id);
@@ -201,7 +203,8 @@ export function step(by) {
 
 /** Whether something can be sent; says why not. */
 function isReady() {
-  const wrong = isBusy() ? WAIT : settings.check();
+  const isFull = running.size >= MOST;
+  const wrong = isBusy() ? WAIT : isFull ? `${MOST} chats are being written: wait, or stop one.` : settings.check();
   if (wrong) say(wrong);
   return !wrong;
 }

@@ -51,6 +51,7 @@ export function lose() {
   stream = null;
   if (!model) return;
   $("machine-note").textContent = "No data: there is no connection to the server.";
+  document.querySelector(".machine").classList.add("lost");
   $("figures").replaceChildren();
   $("slots").tBodies[0].replaceChildren();
   $("queue").textContent = "";
@@ -113,6 +114,7 @@ function take(name, event) {
 
 /** The sentence above the map, and the plan of memory. */
 function describe() {
+  document.querySelector(".machine").classList.remove("lost");
   const { layers, k, expert_bytes: size, memory } = model;
   const n = map.n;
   $("heatmap").setAttribute("aria-label", `Map of ${n} experts in ${layers.length} layers`);
