@@ -56,14 +56,15 @@ pub fn field(parameter: &Parameter) -> &'static str {
     }
 }
 
-/// Whether a request may have this value, where that is less than flags may.
-fn is_in_range(field: &str, value: f64) -> bool {
-    match field {
+/// Whether a request may have this value: flags may have more.
+pub fn takes(field: &str, parameter: &Parameter, value: f64) -> bool {
+    let is_less = match field {
         "temperature" => value >= 0.0,
         "xtc_probability" | "dry_multiplier" => value >= 0.0,
         "presence_penalty" | "frequency_penalty" => (-2.0..=2.0).contains(&value),
         _ => true,
-    }
+    };
+    is_less && parameter.takes(value)
 }
 
 /// The values that a request may have.
@@ -133,7 +134,7 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
         let Some(value) = fields.get(name) else { continue };
         let number = value.as_f64().map(|x| f64::from(x as f32));
         let number = if parameter.is_whole() { integer(value).map(|n| n as f64) } else { number };
-        let fits = |x: &f64| parameter.takes(*x) && is_in_range(name, *x);
+        let fits = |x: &f64| takes(name, parameter, *x);
         match number.filter(fits) {
             Some(number) => parameter.set(&mut options, number),
             None => return Err(fields.wrong(name, &expected(name, parameter))),

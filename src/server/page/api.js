@@ -1,20 +1,34 @@
 // Requests to the server that the page came from, with the key of this tab.
 
+import { count, saved } from "./dom.js";
+
 const KEY = "moeba-key";
 
-export const key = () => sessionStorage.getItem(KEY) || "";
-export function setKey(value) {
-  if (value) sessionStorage.setItem(KEY, value);
-  else sessionStorage.removeItem(KEY);
-}
+export const key = () => saved("sessionStorage", KEY);
+export const setKey = (value) => saved("sessionStorage", KEY, value);
 
-/** An answer of the server that is an error. */
+/** An answer of the server that is an error; status 0: there is no answer. */
 export class ServerError extends Error {
-  constructor(status, message) {
+  constructor(status, message, details) {
     super(message);
     this.status = status;
+    this.param = details?.param;
   }
 }
+
+/** An error as the server says it, in a sentence for people. */
+function serverError(status, said, used) {
+  if (status === 401) return new ServerError(status, used ? "That key was refused." : "The server asks for a key.");
+  if (said?.code === "context_length_exceeded") {
+    const { n_prompt_tokens: n, n_ctx: most } = said;
+    return new ServerError(status, `The chat is too long for the model's context: it has ${count(n)} tokens, and ` +
+      `${count(most)} fit. Start a new chat, edit an earlier message, or start the server with a larger -c.`);
+  }
+  if (/^loading model$/i.test(said?.message ?? "")) return new ServerError(status, "The server is still loading the model.");
+  return new ServerError(status, said?.message || `The server answers ${status}.`, said);
+}
+
+const lost = (message) => new ServerError(0, message);
 
 /** Asks for a path; an error if the answer is one. */
 export async function ask(path, { body, signal } = {}) {
@@ -23,17 +37,18 @@ export async function ask(path, { body, signal } = {}) {
   if (used) headers.Authorization = `Bearer ${used}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const method = body === undefined ? "GET" : "POST";
-  const response = await fetch(path, { method, headers, body, signal, cache: "no-store" });
+  const options = { method, headers, body, signal, cache: "no-store" };
+  const response = await fetch(path, options).catch((error) => {
+    throw signal?.aborted ? error : lost("The server cannot be reached.");
+  });
   if (response.ok) return response;
-  const text = await response.text();
-  let message = text.slice(0, 500);
+  let said;
   try {
-    message = JSON.parse(text).error.message;
+    said = (await response.json()).error;
   } catch {
     // Not the server's own error, but a proxy's.
   }
-  const error = new ServerError(response.status, message || `the server answers ${response.status}`);
-  throw Object.assign(error, { key: used });
+  throw Object.assign(serverError(response.status, said, used), { key: used });
 }
 
 export const get = async (path) => (await ask(path)).json();
@@ -45,7 +60,9 @@ export async function* events(response) {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(() => {
+        throw lost("The connection to the server has broken off.");
+      });
       if (done) return;
       const frames = (rest + decoder.decode(value, { stream: true })).split("\n\n");
       rest = frames.pop();
@@ -77,11 +94,11 @@ export async function complete(body, signal, on) {
     for await (const [, data] of events(response)) {
       if (data === "[DONE]") return answer;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ServerError(chunk.error.code, chunk.error.message);
+      if (chunk.error) throw serverError(chunk.error.status ?? chunk.error.code, chunk.error);
       take(answer, chunk);
       if (on(answer) === false) return answer;
     }
-    throw new Error("the connection has ended before the answer");
+    throw lost("The connection to the server has broken off.");
   } catch (error) {
     if (!signal.aborted) throw Object.assign(error, { answer });
     answer.stopped = true;

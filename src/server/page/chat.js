@@ -4,34 +4,62 @@ import { complete } from "./api.js";
 import { $, h } from "./dom.js";
 import { MessageView } from "./message.js";
 import { replay, requestOf } from "./replay.js";
-import { current, nextSeed } from "./settings.js";
+import * as settings from "./settings.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
 let all = [];
 let chat = tree.create();
 let views = new Map();
-/** Ends what is being written. */
-let running = null;
+/** What this tab writes, by conversation: `{ abort, node, status }`. */
+const running = new Map();
+/** The status of conversations. */
+const said = new Map();
+/** When another tab was last heard to write a message, by its id. */
+const heard = new Map();
 let onFailure = () => {};
 
-export const shown = () => chat;
-export const isBusy = () => running !== null;
+/** A tab that writes is heard this often, in ms; one that is not heard for so long has ended. */
+const BEAT = 1000;
+const SILENCE = 5000;
+const WAIT = "Wait for the answer, or stop it with Esc.";
+/** Browsers open six connections to a server; one is the machine's. */
+const MOST = 4;
 
-/** Starts with the conversations that the browser has. `failed` hears of errors. */
-export async function start(failed) {
-  onFailure = failed;
-  all = await store.load();
-  show(all[0] ?? tree.create());
+export const shown = () => chat;
+export const isBusy = () => running.has(chat.id);
+
+/** Says something below a conversation. */
+export function say(text, owner = chat) {
+  said.set(owner.id, text);
+  if (owner === chat && $("status").textContent !== text) $("status").textContent = text;
 }
 
-/** Shows a conversation. */
+/**
+ * Starts with the conversations that the browser has. `failed` hears of errors, `trouble` why
+ * nothing is kept.
+ */
+export async function start(failed, trouble) {
+  onFailure = failed;
+  show(chat);
+  const kept = await store.load({ heard: hear, removed: drop, trouble });
+  // Something may have been sent meanwhile.
+  all = [...all.filter((one) => Object.keys(one.nodes).length), ...kept];
+  if (all.includes(chat)) drawList();
+  else show(all[0] ?? chat);
+  setInterval(beat, BEAT);
+}
+
+/** Shows a conversation. What is being written in another one goes on. */
 export function show(next) {
-  stop();
   chat = next;
   if (!all.includes(chat)) all.unshift(chat);
+  views = new Map();
+  $("messages").replaceChildren();
   draw();
+  $("messages").scrollTop = $("messages").scrollHeight;
   drawList();
+  drawControls();
 }
 
 export const fresh = () => {
@@ -40,54 +68,127 @@ export const fresh = () => {
   $("prompt").focus();
 };
 
+/** Takes in a conversation from a file. */
+export function take(one) {
+  show(one);
+  store.put(one, []);
+}
+
+let shownList;
 function drawList() {
   const item = (one) => h("li", {},
-    h("button", { type: "button", class: "open", "aria-current": one === chat && "true", onclick: () => show(one) }, one.title),
+    h("button", {
+      type: "button", class: running.has(one.id) ? "open writing" : "open", "aria-current": one === chat && "true",
+      onclick: () => show(one),
+    }, one.title),
     h("button", { type: "button", class: "remove", "aria-label": `Delete ${one.title}`, onclick: () => remove(one) }, "×"));
+  const shown = JSON.stringify([chat.id, all.map((one) => [one.id, one.title, running.has(one.id)])]);
+  if (shown === shownList) return;
+  shownList = shown;
   $("conversations").replaceChildren(...all.map(item));
+}
+
+/** The buttons and the status of what is shown. */
+function drawControls() {
+  $("send").hidden = isBusy();
+  $("stop").hidden = !isBusy();
+  $("status").textContent = said.get(chat.id) ?? "";
 }
 
 function remove(one) {
   if (Object.keys(one.nodes).length && !confirm(`Delete "${one.title}"?`)) return;
   store.remove(one.id);
+  drop(one.id);
+}
+
+/** Lets go of a conversation that was deleted, here or in another tab. */
+function drop(id) {
+  const one = all.find((other) => other.id === id);
+  if (!one) return;
   all = all.filter((other) => other !== one);
+  running.get(id)?.abort.abort();
   if (one === chat) show(all[0] ?? tree.create());
   else drawList();
 }
 
-function keep() {
-  chat.updated = Date.now();
-  store.put(structuredClone(chat));
+/** Another tab has written something. */
+function hear(other) {
+  const own = all.find((one) => one.id === other.id);
+  const isOwn = (id) => running.get(other.id)?.node?.id === id;
+  for (const node of Object.values(other.nodes)) if (node.writing && !isOwn(node.id)) heard.set(node.id, Date.now());
+  if (own) tree.merge(own, other, isOwn);
+  else all.unshift(other);
+  if (own === chat) draw();
   drawList();
 }
 
-/** Draws the messages of the chosen path. */
+/** Whether another tab writes a message at present. */
+const isElsewhere = (node) => Boolean(node?.writing) && Date.now() - (heard.get(node.id) ?? 0) < SILENCE;
+
+let lastBeat = 0;
+
+/** Keeps what is being written; looks whether other tabs still write. */
+function beat() {
+  lastBeat = Date.now();
+  for (const [id, { node }] of running) {
+    const owner = all.find((one) => one.id === id);
+    if (owner && node) store.put(owner, [node], []);
+  }
+  for (const [id, at] of heard) {
+    if (Date.now() - at < SILENCE) continue;
+    heard.delete(id);
+    if (views.has(id)) draw();
+  }
+}
+window.addEventListener("pagehide", beat);
+
+function keep(nodes, parents) {
+  chat.updated = Date.now();
+  store.put(chat, nodes, parents);
+  drawList();
+}
+
+/** Draws the messages of the chosen path; those that are there stay, with what is edited in them. */
 function draw() {
-  views = new Map();
+  const list = $("messages");
+  const isAtEnd = atEnd();
   const nodes = tree.path(chat);
-  const elements = nodes.map((node) => view(node).element);
-  const hint = h("p", { class: "empty" }, "Ask something, and watch which experts the model uses. Press ? for shortcuts.");
-  $("messages").replaceChildren(...(elements.length ? elements : [hint]));
-  $("messages").scrollTop = $("messages").scrollHeight;
+  const elements = nodes.map((node) => view(node, node === nodes.at(-1)).element);
+  if (!elements.length) {
+    elements.push(h("p", { class: "empty" }, "Ask something, and watch which experts the model uses. Press ? for shortcuts."));
+  }
+  let same = 0;
+  while (same < elements.length && list.children[same] === elements[same]) same++;
+  while (list.children.length > same) list.lastChild.remove();
+  list.append(...elements.slice(same));
+  if (isAtEnd) list.scrollTop = list.scrollHeight;
   const call = tree.openCall(nodes);
   $("prompt-label").textContent = call ? `Result of ${call.name}` : "Message";
 }
 
-function view(node) {
-  const made = new MessageView(node, tree.versions(chat, node), {
-    choose: (other) => choose(other),
-    edit: () => edit(node),
-    regenerate: () => regenerate(node),
-    replay: () => repeat(node),
-  });
-  views.set(node.id, made);
+function atEnd() {
+  const list = $("messages");
+  return list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+}
+
+function view(node, isLast) {
+  const own = running.get(chat.id)?.node === node;
+  if (!views.has(node.id)) {
+    views.set(node.id, new MessageView(node, {
+      choose, edit: () => edit(node), regenerate: () => regenerate(node), replay: () => repeat(node),
+      answer: () => respond(node), proceed: () => proceed(node),
+    }));
+  }
+  const made = views.get(node.id);
+  made.showHead(tree.versions(chat, node), own || isElsewhere(node), isLast && !tree.openCall(tree.path(chat)));
+  if (!own) made.update(node);
   return made;
 }
 
 function choose(node) {
-  if (running) return;
+  if (isBusy()) return say(WAIT);
   tree.choose(chat, node);
-  keep();
+  keep([], [node.parent]);
   draw();
 }
 
@@ -100,22 +201,30 @@ export function step(by) {
   if (next) choose(next);
 }
 
+/** Whether something can be sent; says why not. */
+function isReady() {
+  const isFull = running.size >= MOST;
+  const wrong = isBusy() ? WAIT : isFull ? `${MOST} chats are being written: wait, or stop one.` : settings.check();
+  if (wrong) say(wrong);
+  return !wrong;
+}
+
 /** Sends what was written: a message, or the result of a tool. */
 export function send(text) {
-  if (running || !text.trim()) return false;
+  if (!text.trim() || !isReady()) return false;
   const nodes = tree.path(chat);
   const call = tree.openCall(nodes);
   const last = nodes.at(-1);
   const node = tree.add(chat, last?.id, call ? { role: "tool", text, call: call.id } : { role: "user", text });
-  keep();
+  keep([node]);
   draw();
+  $("messages").scrollTop = $("messages").scrollHeight;
   if (!tree.openCall(tree.path(chat))) answer(node);
   return true;
 }
 
 /** Writes a message again: a new version, behind which the conversation goes on. */
 function edit(node) {
-  if (running) return;
   const { element, body } = views.get(node.id);
   if (element.querySelector("textarea")) return;
   const area = h("textarea", { value: node.text, "aria-label": "Edit message" });
@@ -125,11 +234,12 @@ function edit(node) {
   };
   const done = (event) => {
     event.preventDefault();
+    if (node.role !== "assistant" && !isReady()) return;
     close();
     if (area.value === node.text && node.role === "assistant") return;
     const { parent, role, call } = node;
     const made = tree.add(chat, parent, { role, call, text: area.value });
-    keep();
+    keep([made]);
     draw();
     if (role !== "assistant") answer(made);
   };
@@ -160,58 +270,89 @@ export function regenerateLast() {
 
 /** Answers again: a new version beside the answer, with a new seed unless one is set. */
 function regenerate(node) {
-  if (!running) answer(chat.nodes[node.parent]);
+  if (isReady()) answer(chat.nodes[node.parent]);
 }
 
-/** Ends what is being written; what has come stays. */
+/** Answers a message that has no answer. */
+function respond(node) {
+  if (isReady()) answer(node);
+}
+
+/** Writes on behind an answer that was cut: a new version that begins with it. */
+function proceed(node) {
+  if (isReady()) answer(chat.nodes[node.parent], node);
+}
+
+/** Ends what is being written in the chat that is shown; what has come stays. */
 export function stop() {
-  running?.abort();
+  running.get(chat.id)?.abort.abort();
 }
 
-/** Runs `work` while the page shows that something is being written. */
-async function busy(work, done) {
-  running = new AbortController();
-  $("send").hidden = true;
-  $("stop").hidden = false;
+/** Runs `work` while the page shows that something is being written in this chat. */
+async function busy(node, work, done) {
+  const owner = chat;
+  const abort = new AbortController();
+  running.set(owner.id, { abort, node });
+  drawControls();
+  drawList();
   try {
-    await work(running.signal);
+    await work(abort.signal);
   } finally {
-    running = null;
-    $("send").hidden = false;
-    $("stop").hidden = true;
-    $("status").textContent = done();
+    running.delete(owner.id);
+    say(done(), owner);
+    if (owner === chat) {
+      drawControls();
+      draw();
+    }
+    drawList();
   }
 }
 
-/** Lets the model answer behind a message. */
-function answer(before) {
-  const settings = current();
-  settings.seed = nextSeed(settings);
-  const node = tree.add(chat, before?.id, { role: "assistant", text: "", reasoning: "", calls: [], settings });
+/** Lets the model answer behind a message, or write on behind what `begun` has. */
+function answer(before, begun) {
+  const now = settings.current();
+  now.seed = settings.nextSeed(now);
+  const start = begun && { begun: { text: begun.text, reasoning: begun.reasoning ?? "" } };
+  const node = tree.add(chat, before?.id, {
+    role: "assistant", text: "", reasoning: "", calls: [], settings: now, writing: true, ...start, ...start?.begun,
+  });
   const owner = chat;
-  draw();
-  const shownView = views.get(node.id);
-  const follow = follower(shownView, node);
-  shownView.element.classList.add("writing");
-  $("status").textContent = "Waiting for the model.";
+  keep([node]);
   const work = async (signal) => {
+    draw();
+    const follow = follower(owner, node);
     try {
-      Object.assign(node, trim(await complete(requestOf(owner, node), signal, follow)));
+      await turn(before, owner, signal);
+      say("Waiting for the model.", owner);
+      Object.assign(node, follow.whole(await complete(requestOf(owner, node), signal, follow)));
     } catch (error) {
-      Object.assign(node, trim(error.answer ?? {}), { error: error.message });
+      Object.assign(node, follow.whole(error.answer ?? {}), { error: error.message });
+      settings.blame(error);
       onFailure(error);
     }
-    shownView.element.classList.remove("writing");
-    shownView.update(node);
-    if (owner === chat) {
-      keep();
-      const call = tree.openCall(tree.path(chat));
-      $("prompt-label").textContent = call ? `Result of ${call.name}` : "Message";
-    } else {
-      store.put(structuredClone(owner));
-    }
+    node.writing = false;
+    node.isFull = node.finish === "length" && node.usage?.total_tokens >= settings.context();
+    if (all.includes(owner)) store.put(owner, [node], []);
   };
-  return busy(work, () => (node.error ? "The answer has failed." : node.stopped ? "Stopped." : "The answer is complete."));
+  return busy(node, work, () => outcome(node));
+}
+
+/** Waits until another tab has written what is answered. */
+async function turn(before, owner, signal) {
+  const last = before && owner.nodes[before.parent];
+  while (isElsewhere(last) && !signal.aborted) {
+    say("Waiting for the answer that another tab writes.", owner);
+    await new Promise((done) => setTimeout(done, BEAT / 4));
+  }
+}
+
+/** What is said of an answer that has ended. */
+function outcome({ error, stopped, finish, calls, isFull }) {
+  if (error) return `The answer has failed: ${error}`;
+  if (stopped) return "Stopped.";
+  if (isFull) return "The answer was cut: the model's context is full. Start a new chat, or the server with a larger -c.";
+  if (finish === "length") return "The answer was cut: it has as many tokens as are allowed.";
+  return calls?.length ? "The model waits for the result of its call." : "The answer is complete.";
 }
 
 /** The parts of an answer that are kept. */
@@ -220,28 +361,36 @@ function trim({ progress, ...answer }) {
 }
 
 /** Shows an answer as it comes, once a frame; scrolls along if the end was in view. */
-function follower(shownView, node) {
+function follower(owner, node) {
   let newest = null;
-  return (part) => {
-    const isWaiting = newest !== null;
-    newest = part;
-    if (isWaiting) return;
-    requestAnimationFrame(() => {
-      const list = $("messages");
-      if (newest.text || newest.reasoning) $("status").textContent = "The model is writing. Esc stops it.";
-      const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
-      Object.assign(node, trim(newest));
-      shownView.update(node, newest.progress);
-      if (isAtEnd) list.scrollTop = list.scrollHeight;
-      newest = null;
-    });
+  const { text, reasoning } = node.begun ?? { text: "", reasoning: "" };
+  const whole = (part) =>
+    trim({ ...part, text: text + (part.text ?? ""), reasoning: reasoning + (part.reasoning ?? "") });
+  const frame = () => {
+    const part = newest;
+    newest = null;
+    // The answer may have ended, or another chat be shown, since the frame was asked for.
+    if (owner !== chat || !node.writing) return;
+    if (part.text || part.reasoning) say("The model is writing. Esc stops it.");
+    const isAtEnd = atEnd();
+    views.get(node.id)?.update(node, part.progress);
+    if (isAtEnd) $("messages").scrollTop = $("messages").scrollHeight;
   };
+  const follow = (part) => {
+    Object.assign(node, whole(part));
+    if (!newest) requestAnimationFrame(frame);
+    newest = part;
+    // Timers of tabs in the background are slow.
+    if (Date.now() - lastBeat > BEAT) beat();
+  };
+  return Object.assign(follow, { whole });
 }
 
 /** Repeats an answer with its seed and says whether the bytes are the same. */
 function repeat(node) {
-  if (running) return;
+  if (isBusy()) return say(WAIT);
   const shownView = views.get(node.id);
+  let end = "The replay has ended.";
   const work = async (signal) => {
     shownView.showReplay("Replaying …");
     try {
@@ -250,11 +399,13 @@ function repeat(node) {
       });
       shownView.showReplay(found.text, found.same);
     } catch (error) {
-      shownView.showReplay(`The replay has failed: ${error.message}`, false);
+      end = `The replay has failed: ${error.message}`;
+      shownView.showReplay(end, false);
       onFailure(error);
     }
   };
-  return busy(work, () => "The replay has ended.");
+  say("Replaying. Esc stops it.");
+  return busy(null, work, () => end);
 }
 
 export function replayLast() {

@@ -16,6 +16,45 @@ export function h(tag, props = {}, ...children) {
   return element;
 }
 
+/** What a browser keeps for this tab (`sessionStorage`) or for all (`localStorage`), if it keeps anything. */
+export function saved(where, name, value) {
+  try {
+    if (value === undefined) return self[where].getItem(name) ?? "";
+    if (value) self[where].setItem(name, value);
+    else self[where].removeItem(name);
+  } catch {
+    // Cookies are blocked.
+  }
+  return value ?? "";
+}
+
+/** Copies a text; whether it was copied. Pages without a secure context have only the old way. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const before = document.activeElement;
+    const area = h("textarea", { class: "outside", value: text, "aria-hidden": "true" });
+    document.body.append(area);
+    area.select();
+    const is = document.execCommand("copy");
+    area.remove();
+    before?.focus();
+    return is;
+  }
+}
+
+/** A button that copies what `text` returns, and says whether it did. */
+export function copyButton(props, text) {
+  const button = h("button", { type: "button", class: "small", "aria-live": "polite", ...props }, "Copy");
+  button.addEventListener("click", async () => {
+    button.textContent = (await copy(text())) ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  });
+  return button;
+}
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(n) {

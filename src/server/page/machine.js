@@ -1,7 +1,7 @@
 // The machine at work: the server's events of its experts as a map, figures and charts. The stream
 // is open only while it can be seen.
 
-import { ask, events } from "./api.js";
+import { ask, events, ServerError } from "./api.js";
 import { Chart } from "./charts.js";
 import { $, bytes, count, h, short } from "./dom.js";
 import { Heatmap, NAMES, PLACES } from "./heatmap.js";
@@ -45,10 +45,40 @@ export function reopen(failed) {
   watch(failed);
 }
 
+/** Shows that nothing is known: the server is gone. */
+export function lose() {
+  stream?.abort();
+  stream = null;
+  if (!model) return;
+  $("machine-note").textContent = "No data: there is no connection to the server.";
+  document.querySelector(".machine").classList.add("lost");
+  $("figures").replaceChildren();
+  $("slots").tBodies[0].replaceChildren();
+  $("queue").textContent = "";
+  $("verdict").textContent = "";
+}
+
+/** Events come once a second: after this time without one, in ms, the connection is dead. */
+const SILENCE = 15000;
+
+/** The events, until there is none for too long. */
+async function* heard(response) {
+  const all = events(response);
+  for (;;) {
+    let timer;
+    const late = new Promise((_, failed) => {
+      timer = setTimeout(() => failed(new ServerError(0, "The server has fallen silent.")), SILENCE);
+    });
+    const { done, value } = await Promise.race([all.next(), late]).finally(() => clearTimeout(timer));
+    if (done) return;
+    yield value;
+  }
+}
+
 async function follow(signal, failed) {
   for (let pause = 500; !signal.aborted; pause = Math.min(2 * pause, 8000)) {
     try {
-      for await (const [name, data] of events(await ask("/moeba/experts", { signal }))) {
+      for await (const [name, data] of heard(await ask("/moeba/experts", { signal }))) {
         pause = 500;
         take(name, JSON.parse(data));
       }
@@ -84,6 +114,7 @@ function take(name, event) {
 
 /** The sentence above the map, and the plan of memory. */
 function describe() {
+  document.querySelector(".machine").classList.remove("lost");
   const { layers, k, expert_bytes: size, memory } = model;
   const n = map.n;
   $("heatmap").setAttribute("aria-label", `Map of ${n} experts in ${layers.length} layers`);

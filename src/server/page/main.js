@@ -2,7 +2,7 @@
 
 import { get, key, setKey } from "./api.js";
 import * as chat from "./chat.js";
-import { $, h } from "./dom.js";
+import { $, h, saved } from "./dom.js";
 import * as files from "./export.js";
 import * as machine from "./machine.js";
 import * as settings from "./settings.js";
@@ -11,7 +11,7 @@ import * as settings from "./settings.js";
 
 const THEMES = ["auto", "light", "dark"];
 const isDark = matchMedia("(prefers-color-scheme: dark)");
-let theme = localStorage.getItem("moeba-theme") ?? "auto";
+let theme = saved("localStorage", "moeba-theme") || "auto";
 
 function showTheme() {
   const dark = theme === "dark" || (theme === "auto" && isDark.matches);
@@ -21,7 +21,7 @@ function showTheme() {
 
 function nextTheme() {
   theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length] ?? "auto";
-  localStorage.setItem("moeba-theme", theme);
+  saved("localStorage", "moeba-theme", theme);
   showTheme();
 }
 
@@ -47,30 +47,36 @@ function showView(name) {
 
 function failed(error) {
   // An answer to an earlier key says nothing of this one.
-  if (error.status === 401 && error.key === key()) askForKey();
+  if (error.status === 401 && error.key === key()) askForKey(error.message);
+  if (error.status === 0 && isConnected) connect();
 }
 
-function askForKey() {
+/** `wrong`: what the server has against the key that was used. */
+function askForKey(wrong = "") {
   const dialog = $("key-dialog");
+  $("key-wrong").textContent = wrong;
+  $("key-wrong").hidden = !wrong;
   if (dialog.open) return;
   $("key-input").value = key();
   dialog.showModal();
+  $("key-input").select();
 }
 
+/** Which way to the server is the newest. */
+let attempt = 0;
+
+/** Waits for the server, and shows what it says of itself. */
 async function connect() {
+  const mine = ++attempt;
   const banner = $("banner");
-  for (;;) {
-    try {
-      const response = await fetch("/health", { cache: "no-store" });
-      if (response.ok) break;
-      const { progress = 0 } = await response.json();
-      banner.textContent = `The model is being loaded: ${(100 * progress).toFixed(0)} %`;
-    } catch {
-      banner.textContent = "The server cannot be reached.";
-    }
+  isConnected = false;
+  machine.lose();
+  for (let pause = 500; !(await isReady(banner)); pause = Math.min(1.5 * pause, 3000)) {
     banner.hidden = false;
-    await new Promise((done) => setTimeout(done, 700));
+    await new Promise((done) => setTimeout(done, pause));
+    if (mine !== attempt) return;
   }
+  if (mine !== attempt) return;
   banner.hidden = true;
   try {
     const props = await get("/props");
@@ -78,11 +84,33 @@ async function connect() {
     $("model").title = `${props.model_path}, ${props.build_info}`;
     settings.showDefaults(props);
   } catch (error) {
+    if (mine !== attempt) return;
     failed(error);
+    if (error.status === 0) return connect();
     if (error.status === 401) return;
   }
+  if (mine !== attempt) return;
   isConnected = true;
   machine.reopen(failed);
+}
+
+/** Whether the server has its model; says on the banner what is the matter. */
+async function isReady(banner) {
+  try {
+    const response = await fetch("/health", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+    if (response.ok) return true;
+    const { progress = 0 } = await response.json();
+    banner.textContent = `The model is being loaded: ${(100 * progress).toFixed(0)} %`;
+  } catch {
+    banner.textContent = "The server cannot be reached. The page tries again by itself.";
+  }
+  return false;
+}
+
+/** Says why the browser keeps nothing. */
+function trouble(sentence) {
+  $("trouble").textContent = sentence;
+  $("trouble").hidden = !sentence;
 }
 
 $("key-dialog").addEventListener("close", () => {
@@ -105,7 +133,7 @@ const SHORTCUTS = [
   ["m", "Map of the experts", () => { showView("machine"); $("heatmap").focus(); }],
   ["c", "Chat", () => { showView("chat"); $("messages").focus(); }],
   ["t", "Theme", nextTheme],
-  ["k", "API key", askForKey],
+  ["k", "API key", () => askForKey()],
   ["?", "This list", () => $("help-dialog").showModal()],
 ];
 const FIXED = [["Enter", "Send"], ["Shift + Enter", "New line"], ["Esc", "Stop the answer"], ["Arrows", "Move in the map"]];
@@ -125,6 +153,8 @@ document.addEventListener("keydown", (event) => {
 
 // ---- controls ----
 
+/** What is typed outlives a reload. */
+const DRAFT = "moeba-draft";
 const prompt = $("prompt");
 prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -134,8 +164,12 @@ prompt.addEventListener("keydown", (event) => {
 });
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (chat.send(prompt.value)) prompt.value = "";
+  if (!chat.send(prompt.value)) return;
+  prompt.value = "";
+  saved("sessionStorage", DRAFT, "");
 });
+prompt.value = saved("sessionStorage", DRAFT);
+prompt.addEventListener("input", () => saved("sessionStorage", DRAFT, prompt.value));
 $("stop").addEventListener("click", chat.stop);
 $("new").addEventListener("click", () => { showView("chat"); chat.fresh(); });
 $("export-json").addEventListener("click", () => files.asJson(chat.shown()));
@@ -143,14 +177,14 @@ $("export-markdown").addEventListener("click", () => files.asMarkdown(chat.shown
 $("import").addEventListener("click", () => $("import-file").click());
 $("import-file").addEventListener("change", async (event) => {
   try {
-    chat.show(await files.fromFile(event.target.files[0]));
+    chat.take(await files.fromFile(event.target.files[0]));
   } catch (error) {
-    $("status").textContent = `The file cannot be read: ${error.message}`;
+    chat.say(`The file cannot be read: ${error.message}`);
   }
   event.target.value = "";
 });
 $("theme").addEventListener("click", nextTheme);
-$("key").addEventListener("click", askForKey);
+$("key").addEventListener("click", () => askForKey());
 $("help").addEventListener("click", () => $("help-dialog").showModal());
 for (const button of document.querySelectorAll(".views button")) {
   button.addEventListener("click", () => showView(button.dataset.view));
@@ -158,10 +192,10 @@ for (const button of document.querySelectorAll(".views button")) {
 document.addEventListener("visibilitychange", watch);
 window.addEventListener("resize", watch);
 
-settings.build((now) => {
+settings.build((now, nWrong) => {
   const set = Object.keys(now).filter((name) => name !== "system").length;
-  $("settings-note").textContent = [now.system && "system prompt", set && `${set} set`].filter(Boolean).join(", ");
+  $("settings-note").textContent = [now.system && "system prompt", set && `${set} set`, nWrong && `${nWrong} wrong`].filter(Boolean).join(", ");
 });
 showView("chat");
-await chat.start(failed);
 connect();
+await chat.start(failed, trouble);

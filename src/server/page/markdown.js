@@ -1,7 +1,7 @@
 // Markdown to elements. Text from a model is hostile: it becomes text nodes and a fixed set of
 // elements, links go to http, https and mailto only, nothing is loaded, and every search is bounded.
 
-import { h } from "./dom.js";
+import { copyButton, h } from "./dom.js";
 
 const MAX_DEPTH = 8;
 /** Marks are looked for this far. */
@@ -95,14 +95,10 @@ function element(block, depth) {
 
 function code({ info, lines }) {
   const text = lines.join("\n");
-  const copy = (event) => {
-    navigator.clipboard?.writeText(text);
-    event.target.textContent = "Copied";
-  };
   const label = info ? `Code, ${info.slice(0, 30)}` : "Code";
   return h("div", { class: "code" },
     h("pre", { tabindex: "0", "aria-label": label, role: "region" }, h("code", {}, text)),
-    h("button", { type: "button", class: "small", onclick: copy }, "Copy"));
+    copyButton({}, () => text));
 }
 
 function table(lines) {

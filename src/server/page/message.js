@@ -1,17 +1,16 @@
 // One message on the page.
 
-import { bytes, count, h, short } from "./dom.js";
+import { bytes, copyButton, count, h, short } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool result" };
 
-/**
- * The element of a message. `actions`: what its buttons do, by name; `versions`: those of the
- * message, itself among them.
- */
+/** The element of a message. `actions`: what its buttons do, by name. */
 export class MessageView {
-  constructor(node, versions, actions) {
+  constructor(node, actions) {
     this.node = node;
+    this.actions = actions;
+    this.head = h("div", { class: "head" });
     this.body = h("div", { class: node.role === "assistant" ? "body md" : "body plain" });
     this.markdown = new Markdown(this.body);
     this.reasoning = h("div");
@@ -23,11 +22,20 @@ export class MessageView {
     this.replay = h("p", { class: "replay", role: "status", hidden: true });
     this.error = h("p", { class: "error", role: "alert", hidden: true });
     this.element = h("article", { class: `message ${node.role}`, "aria-label": NAMES[node.role], "data-id": node.id },
-      this.head(versions, actions), this.fold, this.progress, this.body, this.calls, this.error, this.meta, this.replay);
-    this.update(node);
+      this.head, this.fold, this.progress, this.body, this.calls, this.error, this.meta, this.replay);
   }
 
-  head(versions, actions) {
+  /**
+   * The line above a message. `versions`: those of the message, itself among them; `isWriting`: it
+   * is being written; `isLast`: nothing follows it or has to.
+   */
+  showHead(versions, isWriting, isLast) {
+    this.element.classList.toggle("writing", isWriting);
+    this.isWriting = isWriting;
+    const shown = JSON.stringify([versions.map((one) => one.id), isWriting, isLast, this.isCut(isLast)]);
+    if (shown === this.shownHead) return;
+    this.shownHead = shown;
+    const { actions } = this;
     const button = (name, label, run) =>
       h("button", { type: "button", class: "small", "data-action": name, "aria-label": label, onclick: run },
         label.split(" ")[0]);
@@ -38,18 +46,33 @@ export class MessageView {
     }, sign);
     const branch = versions.length > 1 && h("span", { class: "branch" },
       step(-1, "Previous version", "‹"), ` ${at + 1}/${versions.length} `, step(1, "Next version", "›"));
-    const { role } = this.node;
-    return h("div", { class: "head" },
-      h("strong", {}, NAMES[role]), branch || null,
+    const { role, settings } = this.node;
+    const isAnswer = role === "assistant";
+    this.head.replaceChildren(
+      h("strong", {}, NAMES[role]), branch || "",
       h("span", { class: "actions" },
-        button("edit", "Edit message", actions.edit),
-        button("copy", "Copy message", () => navigator.clipboard?.writeText(this.node.text)),
-        role === "assistant" && button("regenerate", "Regenerate answer", actions.regenerate),
-        role === "assistant" && this.node.settings && button("replay", "Replay with the same seed", actions.replay)));
+        this.isCut(isLast) && button("continue", "Continue answer", actions.proceed),
+        !isAnswer && isLast && button("answer", "Answer message", actions.answer),
+        !isWriting && button("edit", "Edit message", actions.edit),
+        copyButton({ "data-action": "copy", title: "Copy message" }, () => this.node.text),
+        isAnswer && !isWriting && button("regenerate", "Regenerate answer", actions.regenerate),
+        isAnswer && !isWriting && settings && button("replay", "Replay with the same seed", actions.replay)));
+  }
+
+  /** Whether this is the beginning of an answer that can go on. */
+  isCut(isLast) {
+    const { role, text, calls, writing, stopped, error, finish } = this.node;
+    const isCut = writing || stopped || error || finish === "length";
+    return Boolean(role === "assistant" && isLast && !this.isWriting && text && !calls?.length && isCut);
   }
 
   /** Shows what has come by now. */
   update(node, progress) {
+    const { text, reasoning, calls, error, stopped, writing, finish, isFull } = node;
+    const parts = [text.length, reasoning?.length, calls, error, stopped, writing, finish, isFull];
+    const shown = JSON.stringify([parts, this.isWriting, progress]);
+    if (shown === this.shown) return;
+    this.shown = shown;
     this.node = node;
     if (node.role === "assistant") this.markdown.update(node.text);
     else this.body.textContent = node.text;
@@ -64,7 +87,7 @@ export class MessageView {
     if (isFilling) this.showProgress(progress);
     this.error.hidden = !node.error;
     this.error.textContent = node.error ?? "";
-    this.meta.textContent = figures(node);
+    this.meta.textContent = figures(node, this.isWriting);
     this.meta.hidden = !this.meta.textContent;
   }
 
@@ -103,7 +126,7 @@ function pretty(text) {
 }
 
 /** The line below an answer. */
-function figures({ role, settings, timings, usage, moeba, stopped, finish }) {
+function figures({ role, settings, timings, usage, moeba, stopped, writing, isFull, finish }, isWriting) {
   if (role !== "assistant") return "";
   const parts = [];
   const seed = moeba?.seed ?? settings?.seed;
@@ -120,6 +143,8 @@ function figures({ role, settings, timings, usage, moeba, stopped, finish }) {
     parts.push(`${bytes(experts.read_bytes)} read`);
   }
   if (stopped) parts.push("stopped");
+  else if (writing && !isWriting) parts.push("cut off: the page was closed or loaded again");
+  else if (isFull) parts.push("cut: the context is full");
   else if (finish === "length") parts.push("cut by its length");
   return parts.join(" · ");
 }

@@ -11,6 +11,8 @@ export function requestOf(chat, answer) {
   const before = answer.parent === "root" ? [] : upTo(chat, chat.nodes[answer.parent]);
   const messages = before.map(wire);
   if (system) messages.unshift({ role: "system", content: system });
+  // The server continues what the assistant says last.
+  if (answer.begun) messages.push(wire({ role: "assistant", ...answer.begun }));
   return { messages, ...parameters };
 }
 
@@ -28,18 +30,24 @@ async function digest(bytes) {
 
 /**
  * Repeats an answer. Returns `{ same, text }`, the sentence that says what was found. An answer
- * that was stopped is compared as far as it goes.
+ * that was cut is compared as far as it goes.
  */
 export async function replay(chat, answer, signal, on) {
-  const was = { text: answer.text, reasoning: answer.reasoning ?? "", calls: answer.calls ?? [] };
+  const { begun } = answer;
+  const was = {
+    text: answer.text.slice(begun?.text.length ?? 0),
+    reasoning: (answer.reasoning ?? "").slice(begun?.reasoning.length ?? 0),
+    calls: answer.calls ?? [],
+  };
+  const isPart = Boolean(answer.stopped || answer.writing || answer.error);
   const isEnough = (now) =>
     now.text.length >= was.text.length && now.reasoning.length >= was.reasoning.length;
   const now = await complete(requestOf(chat, answer), signal, (part) => {
     on(part);
-    return !(answer.stopped && isEnough(part));
+    return !(isPart && isEnough(part));
   });
   if (now.stopped) return { same: false, text: "The replay was stopped." };
-  if (answer.stopped) {
+  if (isPart) {
     now.text = now.text.slice(0, was.text.length);
     now.reasoning = now.reasoning.slice(0, was.reasoning.length);
     now.calls = was.calls;

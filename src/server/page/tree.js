@@ -7,7 +7,7 @@ export const create = () => ({ id: newId(), title: "New chat", updated: Date.now
 
 /** Adds a message behind `parent` (`null`: at the start), and chooses it. */
 export function add(chat, parent, message) {
-  const node = { id: newId(), parent: parent ?? ROOT, ...message };
+  const node = { id: newId(), parent: parent ?? ROOT, made: Date.now(), ...message };
   chat.nodes[node.id] = node;
   choose(chat, node);
   chat.updated = Date.now();
@@ -20,7 +20,21 @@ export function choose(chat, node) {
 }
 
 /** All versions of a message, in the order in which they were made. */
-export const versions = (chat, node) => Object.values(chat.nodes).filter((other) => other.parent === node.parent);
+export const versions = (chat, node) =>
+  Object.values(chat.nodes).filter((other) => other.parent === node.parent).sort((a, b) => a.made - b.made);
+
+/**
+ * Takes in what another tab has written: messages are added, and those that grow there grow here.
+ * What is chosen here stays chosen. `isOwn` says whether this tab writes a message.
+ */
+export function merge(chat, other, isOwn) {
+  for (const node of Object.values(other.nodes)) {
+    if (!isOwn(node.id)) chat.nodes[node.id] = Object.assign(chat.nodes[node.id] ?? {}, { error: undefined }, node);
+  }
+  chat.chosen = { ...other.chosen, ...chat.chosen };
+  chat.title = other.title;
+  chat.updated = Math.max(chat.updated, other.updated);
+}
 
 /** The messages that are shown, first to last. */
 export function path(chat) {
@@ -72,7 +86,9 @@ export function restore(data) {
     chat.nodes[id] = {
       id, parent: text(node.parent), role: node.role, text: text(node.text), reasoning: text(node.reasoning),
       calls: calls.map(call), call: text(node.call), settings: settings ?? undefined,
-      hash: text(node.hash), fingerprint: text(node.fingerprint), stopped: node.stopped === true,
+      hash: text(node.hash), fingerprint: text(node.fingerprint), made: chat.updated + Object.keys(chat.nodes).length,
+      stopped: node.stopped === true || node.writing === true,
+      begun: node.begun ? { text: text(node.begun.text), reasoning: text(node.begun.reasoning) } : undefined,
     };
   }
   for (const [at, id] of Object.entries(data.chosen ?? {})) if (chat.nodes[id]?.parent === at) chat.chosen[at] = id;
