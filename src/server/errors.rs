@@ -9,6 +9,9 @@ use super::body::{self, Body};
 use crate::Error;
 use crate::sample::grammar::TOO_COMPLEX;
 
+/// Time after which a request may come again that was refused with [`Error::Busy`].
+const BUSY_TIME: Duration = Duration::from_secs(2);
+
 pub type ApiResult<T> = Result<T, ApiError>;
 
 /// The wire format of a route.
@@ -114,7 +117,7 @@ pub struct ApiError {
     pub param: Option<String>,
     /// Seconds after which another try makes sense.
     pub retry_after: Option<u64>,
-    /// The same in milliseconds, where it is known better.
+    /// Milliseconds after which another try makes sense, where they are known.
     pub retry_after_ms: Option<u64>,
     /// Methods that the route has.
     pub allow: Option<&'static str>,
@@ -195,15 +198,8 @@ impl ApiError {
             Error::Invalid(sentence) | Error::Usage(sentence) => {
                 ApiError::new(Kind::Invalid, "invalid_value", sentence.clone())
             }
-            Error::Busy(sentence) => ApiError::busy(sentence),
             other => ApiError::of_run(other),
         }
-    }
-
-    /// Refuses what could be served a little later.
-    fn busy(sentence: &str) -> ApiError {
-        let error = ApiError::new(Kind::Overloaded, "server_overloaded", sentence);
-        ApiError { retry_after: Some(2), ..error }
     }
 
     /// An error of the engine while it computes.
@@ -211,6 +207,10 @@ impl ApiError {
         let code = match error {
             Error::Invalid(why) if why == TOO_COMPLEX => {
                 return ApiError::new(Kind::Invalid, "invalid_grammar", TOO_COMPLEX);
+            }
+            Error::Busy(sentence) => {
+                let error = ApiError::new(Kind::Overloaded, "server_overloaded", sentence);
+                return error.after(BUSY_TIME);
             }
             Error::Load(_) | Error::Io { .. } => "io_error",
             _ => "server_error",
@@ -333,6 +333,15 @@ mod tests {
             } })
         );
         assert_eq!(error.body(Wire::Native, "r")["error"]["code"], 400);
+    }
+
+    #[test]
+    fn too_much_at_the_moment_is_overload_wherever_it_is_found() {
+        let busy = Error::Busy("64 grammars wait to be compiled: try again".into());
+        let schema = ApiError::of_schema(&busy, "tools");
+        for error in [ApiError::of_request(&busy), ApiError::of_run(&busy), schema] {
+            assert_eq!((error.status(Wire::OpenAi), error.retry_after), (503, Some(2)));
+        }
     }
 
     #[test]
