@@ -60,7 +60,7 @@ impl Error {
         }
     }
 
-    /// The same for another request.
+    /// A copy of the error, for another request that failed with it.
     pub fn again(&self) -> Self {
         match self {
             Error::Io { path, source } => {

@@ -227,7 +227,7 @@ fn what_is_left_out_is_as_little_as_can_be() {
     }
 }
 
-/// Neither a form nor a tool is refused for what says nothing, however strict it is.
+/// Keywords that allow every value refuse neither a form nor a tool, however strict it is.
 #[test]
 fn what_says_nothing_is_accepted() {
     for schema in [

@@ -3,7 +3,7 @@
 // look at them.
 
 import { spawn } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import http from "node:http";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -69,7 +69,7 @@ const proxy = http.createServer((request, response) => {
     const { "content-length": _, ...headers } = answer.headers;
     response.writeHead(answer.statusCode, isFile ? headers : answer.headers);
     answer.on("error", () => response.destroy());
-    if (isFile && existsSync(file)) response.end(readFileSync(file));
+    if (isFile) response.end(readFileSync(file));
     else if (request.url.endsWith("/completions")) pass(answer, response).catch(() => response.destroy());
     else answer.pipe(response);
   });

@@ -3,7 +3,7 @@
 use super::prompt::read_text;
 use crate::chat::reasoning::AnswerStart;
 use crate::sample::grammar::schema::{Client, fit};
-use crate::sample::grammar::{Constraint, Grammar};
+use crate::sample::grammar::{Constraint, Grammar, Grammars};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 use crate::{Error, Result};
 use serde_json::Value;
@@ -50,7 +50,8 @@ fn json_schema(text: &str) -> Result<Grammar> {
     let why = |e| Error::invalid(format!("the JSON schema is not valid JSON: {e}"));
     let schema: Value = serde_json::from_str(text).map_err(why)?;
     let client = Client { schema: &schema, path: "", tool: None, is_strict: false };
-    let check = |schema: &Value| Grammar::JsonSchema(schema.clone()).check();
+    let grammars = Grammars::of_bytes()?;
+    let check = |schema: &Value| grammars.check(&Grammar::JsonSchema(schema.clone()));
     fit(&client, |schema| check(&schema).map(|()| Grammar::JsonSchema(schema)), check)
 }
 

@@ -161,7 +161,7 @@ pub struct Generation {
     mask_time: Option<Duration>,
     /// Alternatives to report with each token's log probability; `None` reports none.
     n_top_logprobs: Option<usize>,
-    /// They are those that the samplers have left.
+    /// The alternatives are tokens that the samplers have left.
     after_sampling: bool,
     last_logprob: Option<TokenLogprob>,
 }

@@ -155,7 +155,7 @@ pub struct Loaded {
 pub struct App {
     options: ServerOptions,
     allowed: Allowed,
-    /// Those that are valid now.
+    /// The keys that are valid now.
     keys: RwLock<Arc<Keys>>,
     failures: Failures,
     metrics: Arc<Metrics>,

@@ -24,7 +24,7 @@ pub struct Request {
     pub form: Option<Form>,
     /// The most probable tokens to report with each token; `None` reports nothing.
     pub n_logprobs: Option<usize>,
-    /// They are of what the samplers have left.
+    /// The most probable tokens are those that the samplers have left.
     pub after_sampling: bool,
     /// Requests of other salts share no cached text.
     pub salt: String,

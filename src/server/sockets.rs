@@ -14,7 +14,8 @@ const MAX_REFUSED: usize = 128;
 
 /// Time for which a connection may be idle, or a head half, while others want its place.
 const HEAD_PATIENCE: Duration = Duration::from_secs(1);
-/// The same for a body, and the bytes of it a second that are slow.
+
+/// Time for which a body may be slow while others want its place, and the bytes a second that are.
 const BODY_PATIENCE: Duration = Duration::from_secs(2);
 const SLOW_BODY: u64 = 16 << 10;
 

@@ -99,7 +99,7 @@ pub fn command(folder: &TempDir, args: &[&str]) -> Command {
     command_of(&model(), folder, args)
 }
 
-/// The same with another model.
+/// `moeba serve` of another model.
 fn command_of(model: &Path, folder: &TempDir, args: &[&str]) -> Command {
     let mut command = moeba();
     command.arg("serve").arg(model).args(["--port", "0", "-t", "2", "--ready-file"]);
@@ -121,7 +121,7 @@ pub fn start_logged(args: &[&str]) -> Server {
     start_of(&model(), args)
 }
 
-/// The same with another model.
+/// A server of another model, whose stderr the caller reads.
 pub fn start_of(model: &Path, args: &[&str]) -> Server {
     let folder = tempfile::tempdir().unwrap();
     let child = command_of(model, &folder, args).spawn().unwrap();

@@ -37,7 +37,7 @@ pub struct Core<S> {
     pub(super) pages: Pages,
     pub(super) slots: Vec<Slot<S>>,
     pub(super) queue: Queue<S>,
-    /// Those that rest longest first.
+    /// Jobs that rest, the longest first.
     pub(super) resting: Vec<Resting<S>>,
     pub(super) ledger: Ledger,
     board: Board,

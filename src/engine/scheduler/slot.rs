@@ -398,7 +398,7 @@ impl<S: JobSink> Slot<S> {
         }
     }
 
-    /// As [`Running::add_traffic`].
+    /// Adds to the job's traffic, if there is one: see [`Running::add_traffic`].
     pub fn add_traffic(&mut self, part: &ExpertTraffic) {
         self.job.iter_mut().for_each(|job| job.add_traffic(part));
     }

@@ -59,8 +59,7 @@ impl Grammar {
 
     /// Compiles the grammar without a model, to find its faults before one is loaded.
     pub fn check(&self) -> Result<()> {
-        let env = ApproximateTokEnv::single_byte_env();
-        Grammars::of_env(env)?.compiled(self).map(drop)
+        Grammars::of_bytes()?.check(self)
     }
 
     /// A letter for the kind, and the text.
@@ -125,6 +124,11 @@ impl Grammars {
         Grammars::of_env(Arc::new(ApproximateTokEnv::new(trie)))
     }
 
+    /// For a vocabulary of single bytes: checks grammars before there is a model.
+    pub fn of_bytes() -> Result<Grammars> {
+        Grammars::of_env(ApproximateTokEnv::single_byte_env())
+    }
+
     fn of_env(env: TokEnv) -> Result<Grammars> {
         let (factory, sandbox) = (Arc::new(factory(&env)?), Sandbox::new());
         Ok(Grammars { factory, sandbox, cache: Mutex::default() })
@@ -151,7 +155,7 @@ impl Grammars {
         Ok(compiled)
     }
 
-    /// Compiles a grammar and keeps nothing of it.
+    /// Fails for a grammar that cannot be compiled, and keeps nothing of it.
     pub fn check(&self, grammar: &Grammar) -> Result<()> {
         checks::check(grammar)?;
         match self.sandbox.try_out(self.factory.tok_env().tok_trie(), grammar)? {

@@ -68,7 +68,7 @@ fn message(value: &Value, path: &str, is_new: bool) -> ApiResult<Value> {
             Value::Array(parts)
         }
         Some(other) => return Err(wrong(&content_path, "a string or an array of parts", other)),
-        // An answer that was cut while it thought, or a tool that says nothing.
+        // An answer that was cut in its reasoning, or a tool without a result.
         None if fields.has("content") || ["assistant", "tool"].contains(&role) => "".into(),
         None => return Err(fields.missing("content")),
     };

@@ -1,7 +1,7 @@
 //! Parts of messages that are no text. A note stands for a picture, a recording, a file or an
 //! unknown part of an earlier message or of a tool's result, so that no conversation ends with it.
-//! One that the user sends now is refused: the answer would be about something else. Plain text in
-//! a document is read wherever it stands.
+//! A part that the user sends now is refused: the answer would be about something else. Plain text
+//! in a document is read wherever it stands.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

@@ -6,8 +6,8 @@
 //! processor time, without files and without a network, and says whether that worked. What it took
 //! is gone with it. Compiling takes the same steps each time, so this process then does it safely.
 //!
-//! One fork has a tenth of a second, so that grammars of usual size do not wait for others; only
-//! what is not ready then gets the whole time, behind others of its kind.
+//! A first fork has a tenth of a second, so that grammars of usual size do not wait for others; a
+//! grammar that is not ready then gets the whole time, behind others of its kind.
 
 use super::super::compile::{self, BOUNDS, Compiled};
 use super::super::{Grammar, factory, vocabulary};

@@ -106,9 +106,7 @@ impl Client<'_> {
         if told.insert(hasher.finish()) {
             let tool = self.tool.map(|name| format!("the tool `{name}`: ")).unwrap_or_default();
             let place: String = self.place(at).chars().take(MAX_PLACE).collect();
-            let line = format!("{tool}{place} is not enforced: {why}");
-            // Names of properties are the client's.
-            log::warn!("{}", line.replace(char::is_control, " "));
+            log::warn!("{tool}{place} is not enforced: {why}");
         }
     }
 

@@ -121,7 +121,7 @@ impl<'a> Translator<'a> {
         refused.iter().find(|refused| refused.at == at).map(|refused| refused.why.as_str())
     }
 
-    /// A keyword's value and place. `null` says nothing.
+    /// A keyword's value and place; `None` for a keyword that is absent, `null` or refused.
     fn get(&mut self, node: &Node<'a>, key: &str) -> Option<(&'a Value, String)> {
         let value = node.fields.get(key).filter(|value| !value.is_null())?;
         let at = child(&node.at, key);
@@ -257,7 +257,7 @@ impl<'a> Translator<'a> {
                 }
                 None => {
                     is_whole = false;
-                    self.leave_out(&at, "it is no array");
+                    self.leave_out(&at, "it is not an array");
                 }
             }
         }
@@ -354,7 +354,7 @@ impl<'a> Translator<'a> {
     fn required(&mut self, node: &mut Node<'a>) {
         let Some((value, at)) = self.get(node, "required") else { return };
         let Some(names) = value.as_array() else {
-            return self.leave_out(&at, "it is no array of names");
+            return self.leave_out(&at, "it is not an array of names");
         };
         if !names.iter().all(Value::is_string) {
             self.leave_out(&at, "it has members that are no names");
@@ -407,7 +407,7 @@ impl<'a> Translator<'a> {
         if let Some((value, at)) = self.get(node, "enum") {
             match value.as_array() {
                 Some(values) => all.push((values.iter().collect(), at)),
-                None => self.leave_out(&at, "it is no array"),
+                None => self.leave_out(&at, "it is not an array"),
             }
         }
         for (values, at) in all {
@@ -456,7 +456,7 @@ impl<'a> Translator<'a> {
         for key in ["anyOf", "oneOf", "allOf"] {
             let Some((value, at)) = self.get(node, key) else { continue };
             let Some(list) = value.as_array().filter(|list| !list.is_empty()) else {
-                self.leave_out(&at, "it is no array of schemas");
+                self.leave_out(&at, "it is not an array of schemas");
                 continue;
             };
             if key == "oneOf" && !are_disjoint(list, &at, &self.references) {
@@ -526,7 +526,7 @@ impl<'a> Translator<'a> {
         n
     }
 
-    /// Names what llguidance knows nothing of, unless it says nothing.
+    /// Leaves out the keywords that llguidance does not know, unless they allow every value.
     fn unsupported(&mut self, node: &mut Node<'a>) {
         let fields = node.fields;
         let is_short = |most: &Value| most.as_f64().is_some_and(|most| most <= 1.0);

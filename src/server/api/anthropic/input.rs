@@ -169,7 +169,7 @@ impl Reader {
         let empty = Value::String(String::new());
         let content = match fields.get("content") {
             Some(content) => content,
-            // An answer that was cut while it thought.
+            // An answer that was cut in its reasoning.
             None if role == "assistant" || fields.has("content") => &empty,
             None => return Err(fields.missing("content")),
         };
