@@ -136,7 +136,9 @@ fn ctrl_c_ends_an_answer_and_twice_the_program() {
     let answer = terminal.see(before, "(interrupted)");
     // A key that comes before the next prompt is no key of the line editor's.
     terminal.see(before + answer.find("(interrupted)").unwrap(), "> ");
-    terminal.type_and_see("\u{3}", "Ctrl-C again");
+    let before = terminal.seen.lock().unwrap().len();
+    let hint = terminal.type_and_see("\u{3}", "Ctrl-C again");
+    terminal.see(before + hint.find("Ctrl-C again").unwrap(), "> ");
     terminal.type_and_see("\u{3}", "interrupted");
     assert_eq!(terminal.code(), Some(130));
 }
