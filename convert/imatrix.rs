@@ -241,7 +241,7 @@ impl Imatrix {
     }
 }
 
-/// What an importance matrix was made of.
+/// The origin of an importance matrix.
 #[derive(Clone, Debug)]
 pub struct ImatrixFacts {
     pub datasets: Vec<String>,

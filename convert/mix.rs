@@ -286,7 +286,7 @@ fn output_type(mix: Mix, row_len: u64) -> TensorType {
     }
 }
 
-/// Of an embedding that is not the output, too.
+/// The type of an embedding that is not the output, too.
 fn embedding_type(mix: Mix) -> TensorType {
     match mix {
         Mix::Tq1_0 | Mix::Tq2_0 => TensorType::Q4_K,
@@ -318,7 +318,7 @@ fn two_bit_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
     }
 }
 
-/// Of queries, keys, gates and ups.
+/// The types of queries, keys, gates and ups.
 fn other_type(mix: Mix, model: &ModelFacts, name: &str, kind: Kind) -> TensorType {
     use TensorType::{IQ2_S, IQ3_XXS};
     let n = model.n_layers;
@@ -360,7 +360,13 @@ fn down_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
     match mix {
         Mix::Q2K => Q3_K,
         Mix::Q2KS if first => Q4_K,
-        Mix::Iq3Xxs if !model.has_imatrix => if first { Q4_K } else { Q3_K },
+        Mix::Iq3Xxs if !model.has_imatrix => {
+            if first {
+                Q4_K
+            } else {
+                Q3_K
+            }
+        }
         Mix::Iq3M if first => Q4_K,
         Mix::Iq3M if model.has_eight_experts() && needs_more_bits(layer, n) => Q4_K,
         Mix::Q3KM if layer < n / 16 => Q5_K,

@@ -29,7 +29,7 @@ pub struct QuantizeOptions {
     pub imatrix: Option<PathBuf>,
     /// Whether a tensor that is quantised already may be quantised again, with the loss of both.
     pub allow_requantize: bool,
-    /// What comes before the mix's rules.
+    /// Rules that come before the mix's.
     pub types: TypeRules,
     /// Writes as many files as the input has; `output` is what their names begin with.
     pub keep_split: bool,
@@ -40,9 +40,9 @@ pub struct QuantizeOptions {
 pub struct TypeRules {
     /// The first whose pattern is found in a tensor's name counts.
     pub tensors: Vec<TypeRule>,
-    /// Of `output.weight`, and of an embedding that stands in for it.
+    /// The type of `output.weight`, and of an embedding that stands in for it.
     pub output: Option<TensorType>,
-    /// Of `token_embd.weight`.
+    /// The type of `token_embd.weight`.
     pub embedding: Option<TensorType>,
     /// All matrices get the mix's ordinary type.
     pub pure: bool,

@@ -18,18 +18,18 @@ const N_TENSORS: &str = "split.tensors.count";
 /// The keys that say how a model is cut.
 pub const KEYS: [&str; 3] = [NO, COUNT, N_TENSORS];
 
-/// Where a model is cut.
+/// The places at which a model is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     MaxTensors(usize),
-    /// Of tensors; the metadata comes on top.
+    /// Bytes of tensors; the metadata comes on top.
     MaxBytes(u64),
 }
 
 #[derive(Clone, Debug)]
 pub struct SplitOptions {
     pub input: PathBuf,
-    /// What the names of the files begin with.
+    /// The beginning of the names of the files.
     pub prefix: PathBuf,
     pub cut: Cut,
     /// The first file has metadata alone.
@@ -42,7 +42,7 @@ pub fn path(prefix: &Path, no: usize, n: usize) -> PathBuf {
     prefix.with_file_name(shard_name(&stem, no as u32, n as u32))
 }
 
-/// What each file of a model gets: numbers of its tensors, and their bytes.
+/// The parts of a model that its files get: numbers of tensors, and their bytes.
 pub fn plan(input: &Gguf, options: &SplitOptions) -> Vec<(Range<usize>, u64)> {
     let sizes = input.tensors().iter().map(|t| t.n_bytes.next_multiple_of(input.alignment()));
     let mut parts = vec![(0..0, 0)];
@@ -98,10 +98,7 @@ pub fn merge(input: &Path, output: &Path) -> Result<Written> {
 }
 
 /// Writes files, of which each gets its name when it is whole; if one fails, those before it go.
-pub fn write(
-    paths: &[PathBuf],
-    one: impl Fn(usize, &Path) -> Result<Written>,
-) -> Result<Written> {
+pub fn write(paths: &[PathBuf], one: impl Fn(usize, &Path) -> Result<Written>) -> Result<Written> {
     let mut all = Written { n_tensors: 0, bytes_in: None, bytes_out: 0, seconds: 0.0 };
     for (no, path) in paths.iter().enumerate() {
         let written = one(no, path).inspect_err(|_| {
@@ -130,9 +127,8 @@ pub fn set_keys(writer: &mut Writer, [no, count, n_tensors]: [usize; 3]) -> Resu
 
 /// All keys but those of the cut, of which `kept` stay.
 fn copy_keys(input: &Gguf, writer: &mut Writer, kept: &[&str]) -> Result<()> {
-    let is_dropped = |key: &str| {
-        key == "general.alignment" || KEYS.contains(&key) && !kept.contains(&key)
-    };
+    let is_dropped =
+        |key: &str| key == "general.alignment" || KEYS.contains(&key) && !kept.contains(&key);
     input
         .keys()
         .filter(|(key, _)| !is_dropped(key))

@@ -94,10 +94,7 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
     (
         "moeba merge",
         [
-            (
-                "Put a downloaded model together",
-                "moeba merge model-00001-of-00003.gguf model.gguf",
-            ),
+            ("Put a downloaded model together", "moeba merge model-00001-of-00003.gguf model.gguf"),
             ("The same as llama-gguf-split", "moeba split --merge m-00001-of-00003.gguf m.gguf"),
         ],
     ),

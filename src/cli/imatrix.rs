@@ -4,8 +4,8 @@
 use super::args::{self, BatchArgs, ThreadsArg};
 use super::model::ModelArg;
 use super::out;
-use super::perplexity::windows::{self, Score, Windows, nll};
 use super::perplexity::chunks;
+use super::perplexity::windows::{self, Score, Windows, nll};
 use super::prompt::read_text;
 use super::report;
 use crate::convert::{self, ImatrixFacts};

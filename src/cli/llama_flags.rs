@@ -5,7 +5,8 @@
 use super::llama_server_flags::{SERVER_HARMLESS, SERVER_REFUSED};
 
 /// Subcommands that load a model, and take llama.cpp's flags.
-pub const LOADERS: &[&str] = &["run", "serve", "bench", "perplexity", "imatrix", "logits", "record"];
+pub const LOADERS: &[&str] =
+    &["run", "serve", "bench", "perplexity", "imatrix", "logits", "record"];
 
 /// Names of one flag; a subcommand has it under at least one of them.
 pub const SYNONYMS: &[&str] = &[
@@ -231,10 +232,7 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         "it is a flag of `moeba perplexity`",
         &["--hellaswag* --winogrande* --multiple-choice* --kl-divergence* --save-all-logits"],
     ),
-    (
-        "windows follow each other, and --stats has the figures",
-        &["--ppl-*"],
-    ),
+    ("windows follow each other, and --stats has the figures", &["--ppl-*"]),
     (
         "moeba has no embeddings yet",
         &["--pooling --attention -embd --embd-* --embedding --embeddings --rerank --reranking"],

@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 
-use super::convert::{LayoutArg, report};
 use super::args;
-use crate::convert::{
-    Mix, QuantizeOptions, READ_ONLY, TypeRule, TypeRules, block_type, quantize,
-};
+use super::convert::{LayoutArg, report};
+use crate::convert::{Mix, QuantizeOptions, READ_ONLY, TypeRule, TypeRules, block_type, quantize};
 use crate::gguf::TensorType;
 use crate::{Error, Result};
 
@@ -71,7 +69,7 @@ struct TypeArgs {
     leave_output_tensor: bool,
 }
 
-/// What the names of a model's files begin with, of a name that may end in `.gguf`.
+/// The beginning of the names of a model's files, of a name that may end in `.gguf`.
 pub(super) fn prefix(name: PathBuf) -> PathBuf {
     if name.extension().is_some_and(|end| end == "gguf") { name.with_extension("") } else { name }
 }
@@ -79,7 +77,8 @@ pub(super) fn prefix(name: PathBuf) -> PathBuf {
 /// The values of TYPE for clap. Read-only formats are among them, so that the error can name them.
 fn type_names() -> PossibleValuesParser {
     let shown = Mix::names().chain([COPY]).map(PossibleValue::new);
-    let hidden = Mix::aliases().chain([READ_ONLY.0]).map(|name| PossibleValue::new(name).hide(true));
+    let hidden =
+        Mix::aliases().chain([READ_ONLY.0]).map(|name| PossibleValue::new(name).hide(true));
     PossibleValuesParser::new(shown.chain(hidden))
 }
 

@@ -16,7 +16,7 @@ pub struct Args {
     /// File to split; with --merge the first of those to put together
     #[arg(value_name = "IN.gguf")]
     input: PathBuf,
-    /// What the names of the files begin with: OUT-00001-of-00003.gguf; with --merge the file to
+    /// Beginning of the names of the files: OUT-00001-of-00003.gguf; with --merge the file to
     /// write
     #[arg(value_name = "OUT")]
     output: PathBuf,

@@ -1,13 +1,13 @@
-//! What the layer loop tells of the inputs of its matrices, while a model sums them.
+//! Reports of the layer loop about the inputs of its matrices, while a model sums them.
 
 use crate::backend::cpu::acts::ActSet;
 use crate::backend::cpu::expert::ExpertBuffers;
 use crate::backend::ops::Demand;
 use crate::experts::{ExpertTensors, LayerExperts};
 use crate::gguf::TensorType;
+use crate::model::Model;
 use crate::model::granules::stacked_names;
 use crate::model::weights::{HeadMatrices, Matrix};
-use crate::model::Model;
 
 impl Model {
     /// A matrix reads these rows. One that is not the first part of its tensor tells nothing new.

@@ -59,7 +59,8 @@ impl InputSums {
     /// All sums so far, by the tensors' names.
     pub fn all(&self) -> BTreeMap<String, Sums> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let twins: Vec<_> = all.values().filter_map(|s| Some((s.twin.clone()?, s.clone()))).collect();
+        let twins: Vec<_> =
+            all.values().filter_map(|s| Some((s.twin.clone()?, s.clone()))).collect();
         all.extend(twins);
         all
     }

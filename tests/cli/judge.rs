@@ -89,8 +89,8 @@ fn experts_without_data_are_named() {
     assert!(said.contains("blk.0.ffn_down_exps.weight: no data for "), "{said}");
     // It is a file like any other that the command writes.
     std::fs::write(model.file("notes"), "mine").unwrap();
-    let args = ["-f", &text, "-c", "4", "-o", model.file("notes").to_str().unwrap()]
-        .map(str::to_owned);
+    let args =
+        ["-f", &text, "-c", "4", "-o", model.file("notes").to_str().unwrap()].map(str::to_owned);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     failed(&on(&model, "imatrix", &args), 1, &["not replaced"]);
 }
@@ -111,7 +111,8 @@ fn a_model_does_not_diverge_from_itself() {
     let args = ["--kl-divergence", "--kl-divergence-base", base, "--stats"];
     let ran = on(&model, "perplexity", &[&args[..], &[stats.to_str().unwrap()]].concat());
     let table = succeeded(&ran);
-    for line in ["Mean PPL(Q) ", "Mean    KLD: ", "99.9%   KLD: ", "RMS Δp    : ", "Same top p: "] {
+    for line in ["Mean PPL(Q) ", "Mean    KLD: ", "99.9%   KLD: ", "RMS Δp    : ", "Same top p: "]
+    {
         assert!(table.lines().any(|l| l.starts_with(line)), "{line}: {table}");
     }
     let stats: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();

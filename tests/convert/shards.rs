@@ -84,9 +84,11 @@ fn a_model_is_cut_and_put_together() {
     // The size of one file is what is asked for, and a first one may have metadata alone.
     let dry = ["split", "--split-max-size", "1M", "--dry-run", "--no-tensor-first-split"];
     ran(&[&dry[..], &[&input, &made.name("dry")]].concat());
-    assert!(std::fs::read_dir(made.0.path()).unwrap().all(|entry| {
-        !entry.unwrap().file_name().to_string_lossy().starts_with("dry")
-    }));
+    assert!(
+        std::fs::read_dir(made.0.path())
+            .unwrap()
+            .all(|entry| { !entry.unwrap().file_name().to_string_lossy().starts_with("dry") })
+    );
     ran(&["split", "--no-tensor-first-split", &input, &made.name("empty.gguf")]);
     let first = made.path("empty-00001-of-00002.gguf");
     same_tensors(&made.path("a.gguf"), &first);

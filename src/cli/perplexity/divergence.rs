@@ -205,7 +205,8 @@ impl Divergence {
         let base = base.map(|steps| step * f32::from(steps) + least);
         let (max, log_sum) = normalizer(logits);
         let log_total = max + log_sum as f32;
-        let (mut kld, mut top, mut top_base) = (0.0, (0, f32::NEG_INFINITY), (0, f32::NEG_INFINITY));
+        let (mut kld, mut top, mut top_base) =
+            (0.0, (0, f32::NEG_INFINITY), (0, f32::NEG_INFINITY));
         let mut nll_base = 0.0;
         for (i, (logit, log_p)) in logits.iter().zip(base).enumerate() {
             if *logit > top.1 {

@@ -161,7 +161,10 @@ mod tests {
     fn sentences_are_read_with_quotation_marks_and_without() {
         let text = "0,Sarah beat Maria so _ won.,Sarah,Maria,1\n1,\"A, then _ came.\",x,y,2\nlast";
         let tasks = winogrande("f".as_ref(), text, 0);
-        assert_eq!(tasks[0].texts, ["Sarah beat Maria so Sarah won.", "Sarah beat Maria so Maria won."]);
+        assert_eq!(
+            tasks[0].texts,
+            ["Sarah beat Maria so Sarah won.", "Sarah beat Maria so Maria won."]
+        );
         assert_eq!(tasks[1].texts, ["A, then x came.", "A, then y came."]);
         assert_eq!(tasks[1].heads, ["A, then x", "A, then y"]);
         assert_eq!((&tasks[0].answers[..], &tasks[1].answers[..]), (&[0][..], &[1][..]));

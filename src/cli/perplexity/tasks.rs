@@ -1,9 +1,9 @@
-//! Scores of tasks: how often a model finds the right text the likeliest, by the mean log-probability
-//! of the tokens in which a task's texts differ. Rules and lines are llama.cpp's.
+//! Scores of tasks: how often a model finds the right text the likeliest, by the mean
+//! log-probability of the tokens in which a task's texts differ. Rules and lines are llama.cpp's.
 
+use super::Args;
 use super::questions::{self, Task};
 use super::windows::{nll, normalizer};
-use super::Args;
 use crate::cli::args;
 use crate::cli::out;
 use crate::cli::prompt::read_text;
@@ -83,7 +83,8 @@ pub fn run(args: &Args, file: &Path) -> Result<()> {
     }
     let options = args.batch.options(N_SHARED * args.ctx_size, args.threads.count());
     let engine = args.model.resolve()?.load(&options)?;
-    let mut judge = Judge { session: engine.new_session()?, engine, n_batch: args.batch.batch_size };
+    let mut judge =
+        Judge { session: engine.new_session()?, engine, n_batch: args.batch.batch_size };
     let bar = terminal::bar_beside_output("tasks", tasks.len() as u64);
     let (mut n_right, mut n_texts) = (0, 0);
     if let Some(heading) = kind.heading() {
@@ -135,12 +136,7 @@ impl Kind {
     }
 
     /// The line after a task, of all so far and of this one: best text and right one.
-    fn line(
-        self,
-        [n_right, n]: [usize; 2],
-        scores: &[f64],
-        [best, right]: [usize; 2],
-    ) -> String {
+    fn line(self, [n_right, n]: [usize; 2], scores: &[f64], [best, right]: [usize; 2]) -> String {
         let share = n_right as f64 / n as f64;
         match self {
             Kind::HellaSwag => {
@@ -149,7 +145,12 @@ impl Kind {
             }
             Kind::Winogrande => {
                 let [a, b] = [scores[0], scores[1]];
-                format!("{n}\t{:.4}\t{a:10.6}  {b:10.6}  {}  {}", 100.0 * share, best + 1, right + 1)
+                format!(
+                    "{n}\t{:.4}\t{a:10.6}  {b:10.6}  {}  {}",
+                    100.0 * share,
+                    best + 1,
+                    right + 1
+                )
             }
             Kind::MultipleChoice => format!("{n}\t{:.8}", 100.0 * share),
         }
@@ -251,7 +252,7 @@ impl Judge {
         Ok(())
     }
 
-    /// What follows the choices counts, but for its last token; where little follows, the choices
+    /// Tokens behind the choices count, but for the last; where there are few of them, the choices
     /// count too.
     fn winogrande(
         &mut self,

@@ -28,7 +28,7 @@ static SEARCH: LazyLock<Format<8>> = LazyLock::new(|| Format {
     unit: 1.0,
     shift: 0.125,
     n_span: 4,
-    rungs: (0.9, 14),
+    rungs: (0.9, 8),
 });
 
 impl BlockIQ1S {

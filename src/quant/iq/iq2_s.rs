@@ -29,7 +29,7 @@ static SEARCH: LazyLock<Format<8>> = LazyLock::new(|| Format {
     unit: 0.125,
     shift: 0.0,
     n_span: 1,
-    rungs: (0.7, 10),
+    rungs: (0.7, 6),
 });
 
 impl BlockIQ2S {

@@ -30,7 +30,7 @@ static SEARCH: LazyLock<Format<4>> = LazyLock::new(|| Format {
     unit: 1.0,
     shift: 0.0,
     n_span: 1,
-    rungs: (0.75, 8),
+    rungs: (0.75, 5),
 });
 
 impl BlockIQ3S {

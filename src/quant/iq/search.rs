@@ -13,6 +13,12 @@ use crate::quant::search::{self, Fit};
 /// Points that are tried for a cell.
 const N_NEAR: usize = 24;
 
+/// Points that are tried while a scale is looked for.
+const N_NEAREST: usize = 6;
+
+/// From one scale that is tried to the next.
+const RUNG: f32 = 1.2;
+
 /// A grid of points of `W` coordinates.
 pub struct Grid<const W: usize> {
     points: Vec<[f32; W]>,
@@ -53,8 +59,9 @@ impl<const W: usize> Grid<W> {
         }
     }
 
-    /// The nearest point and its weighted squared distance.
-    fn nearest(&self, x: &[f32; W], weights: &[f32; W]) -> (u16, f32) {
+    /// The nearest of `n` points and its weighted squared distance.
+    #[inline]
+    fn nearest(&self, x: &[f32; W], weights: &[f32; W], n: usize) -> (u16, f32) {
         let mut cells = [0u32; W];
         for middle in &self.middles {
             for (cell, x) in cells.iter_mut().zip(x) {
@@ -63,7 +70,7 @@ impl<const W: usize> Grid<W> {
         }
         let cell = cells.iter().rev().fold(0, |all, cell| all * self.levels.len() + *cell as usize);
         let near = &self.near[cell * N_NEAR..][..N_NEAR];
-        let near = if self.is_point[cell] { &near[..1] } else { near };
+        let near = if self.is_point[cell] { &near[..1] } else { &near[..n] };
         let mut best = (0, f32::INFINITY);
         for number in near {
             let point = &self.points[*number as usize];
@@ -91,8 +98,8 @@ pub struct Format<const W: usize> {
     pub shift: f32,
     /// Points that share the sign of their shift.
     pub n_span: usize,
-    /// The largest value of a sub-block is put at these multiples of the largest level: the first,
-    /// and how many behind it, each a tenth further.
+    /// The largest value of a sub-block is put at these multiples of the largest level: the first
+    /// and how many, each [`RUNG`] times the one before.
     pub rungs: (f32, usize),
 }
 
@@ -118,8 +125,8 @@ struct Coded {
 }
 
 impl<const W: usize> Format<W> {
-    /// The points for `x` in units of `1 / inverse`.
-    fn code(&self, x: &[f32], weights: &[f32], inverse: f32) -> Coded {
+    /// The points for `x` in units of `1 / inverse`, each the best of `n`.
+    fn code(&self, x: &[f32], weights: &[f32], inverse: f32, n: usize) -> Coded {
         let mut coded = Coded::default();
         let points = x.as_chunks::<W>().0.iter().zip(weights.as_chunks::<W>().0);
         let shifts = [self.shift, -self.shift];
@@ -132,7 +139,7 @@ impl<const W: usize> Format<W> {
                     points.clone().enumerate().skip(span * self.n_span).take(self.n_span)
                 {
                     let (number, distance) =
-                        self.grid.nearest(&x.map(|x| x * inverse - shift), weights);
+                        self.grid.nearest(&x.map(|x| x * inverse - shift), weights, n);
                     error += distance;
                     tried.points[k] = number;
                     tried.down |= (down as u32) << k;
@@ -169,13 +176,13 @@ impl<const W: usize> Format<W> {
         let mut best = Fit::default();
         let mut inverse = largest / extreme * self.rungs.0;
         for _ in 0..self.rungs.1 {
-            let coded = self.code(x, weights, inverse);
+            let coded = self.code(x, weights, inverse, N_NEAREST);
             best.improve(coded.wqx, coded.wqq);
-            inverse *= 1.1;
+            inverse *= RUNG;
         }
         // The points of the best scale give the next one.
         for _ in 0..2 {
-            let coded = self.code(x, weights, (1.0 / best.scale) as f32);
+            let coded = self.code(x, weights, (1.0 / best.scale) as f32, N_NEAREST);
             best.improve(coded.wqx, coded.wqq);
         }
         best.scale as f32
@@ -190,7 +197,8 @@ impl<const W: usize> Format<W> {
         }
         let mut codes = Codes { d: Half::ZERO, scales: [0; 16], points: [0; 64], down: 0 };
         let largest = scales.iter().fold(0f32, |m, s| m.max(*s));
-        let mut d = Half::new(largest / self.unit / f32::from(2 * self.n_max + 1));
+        let wanted = largest / self.unit / f32::from(2 * self.n_max + 1);
+        let mut d = Half::new(wanted.min(LARGEST_STEP));
         if d.get() == 0.0 {
             return codes;
         }
@@ -212,8 +220,11 @@ impl<const W: usize> Format<W> {
                 }
             }
             // The best step for these codes.
-            codes.d = Half::new((wqx / wqq) as f32 / self.unit);
-            d = codes.d;
+            let best = (wqx / wqq) as f32 / self.unit;
+            if best > 0.0 {
+                d = Half::new(best.min(LARGEST_STEP));
+            }
+            codes.d = d;
         }
         codes
     }
@@ -227,7 +238,7 @@ impl<const W: usize> Format<W> {
                 continue;
             }
             let scale = step * (2.0 * n + 1.0);
-            let coded = self.code(x, weights, 1.0 / scale);
+            let coded = self.code(x, weights, 1.0 / scale, N_NEAR);
             // Σw(x − scale·q)² without Σwx².
             let scale = f64::from(scale);
             let error = scale * (scale * coded.wqq - 2.0 * coded.wqx);
@@ -239,8 +250,11 @@ impl<const W: usize> Format<W> {
     }
 }
 
+/// The largest finite f16.
+const LARGEST_STEP: f32 = 65504.0;
+
 /// Times that a step is found and the codes for it.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// Magnitudes, and the signs that stand beside them, a bit a value.
 pub struct Signed {
@@ -293,9 +307,8 @@ mod tests {
 
     /// The best of all points.
     fn by_trial<const W: usize>(grid: &Grid<W>, x: &[f32; W], weights: &[f32; W]) -> f32 {
-        let distance = |point: &[f32; W]| {
-            (0..W).map(|i| weights[i] * (point[i] - x[i]).powi(2)).sum::<f32>()
-        };
+        let distance =
+            |point: &[f32; W]| (0..W).map(|i| weights[i] * (point[i] - x[i]).powi(2)).sum::<f32>();
         grid.points.iter().map(distance).fold(f32::INFINITY, f32::min)
     }
 
@@ -311,7 +324,7 @@ mod tests {
         for _ in 0..500 {
             let x: [f32; 8] = std::array::from_fn(|_| 50.0 * random());
             let weights = std::array::from_fn(|_| 0.2 + random());
-            found += grid.nearest(&x, &weights).1;
+            found += grid.nearest(&x, &weights, N_NEAR).1;
             least += by_trial(&grid, &x, &weights);
         }
         assert!(found >= least && found < 1.02 * least, "{found} {least}");
