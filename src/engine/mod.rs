@@ -134,7 +134,7 @@ impl Engine {
         self.model.adapters.as_ref().map_or(&[], |adapters| &adapters.defaults)
     }
 
-    /// Sums of what the model's matrices have read so far; `None` if nobody asked for them.
+    /// The sums of the matrices' inputs, if [`EngineOptions::sums_inputs`] asks for them.
     pub fn input_sums(&self) -> Option<&InputSums> {
         self.model.input_sums.as_ref()
     }

@@ -69,10 +69,8 @@ impl CpuPass<'_, '_> {
         let nope = head_dim - n_rot;
         c.nope.copy_from(m.q.chunks_exact(head_dim).map(|q| &q[..nope]));
         c.absorbed.resize(n * n_head * rank);
-        let mats = w.k_b.mats(&model.gguf);
-        m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, nope, &c.nope);
-        model.sum_head_inputs(&w.k_b, &m.acts);
-        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut c.absorbed);
+        m.acts.fill(cpu, Kinds::of([w.k_b.all.ty]), n * n_head, nope, &c.nope);
+        self.head_products(&w.k_b, &m.acts, &mut c.absorbed);
         let heads = c.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(head_dim));
         m.k.copy_from(heads.flat_map(|(absorbed, q)| [absorbed, &q[nope..]]));
         // attention among compressed rows, each text over its own cache
@@ -82,10 +80,8 @@ impl CpuPass<'_, '_> {
         self.attend_latent(l, w, m)?;
         // heads' values
         m.attended.resize(n * n_head * head_dim_v);
-        let mats = w.v_b.mats(&model.gguf);
-        m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &m.latent.absorbed);
-        model.sum_head_inputs(&w.v_b, &m.acts);
-        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);
+        m.acts.fill(cpu, Kinds::of([w.v_b.all.ty]), n * n_head, rank, &m.latent.absorbed);
+        self.head_products(&w.v_b, &m.acts, &mut m.attended);
         if w.gate.is_some() {
             cpu.kernels.sigmoid(&mut m.gate);
             let each = m.attended.len() / m.gate.len();
