@@ -365,10 +365,12 @@ impl<'a> Pass<'a> {
         }
         let mut others = Vec::new();
         owners(self.root, name, self.root.get_name(), &mut others);
-        match others.is_empty() {
-            true => format!("unknown flag {name}: `{here} --help` lists the flags"),
-            false => format!("`{here}` has no flag {name}, but `{}` has", others.join("`, `")),
-        }
+        let have = match others.len() {
+            0 => return format!("unknown flag {name}: `{here} --help` lists the flags"),
+            1 => "has",
+            _ => "have",
+        };
+        format!("`{here}` has no flag {name}, but `{}` {have}", others.join("`, `"))
     }
 }
 
@@ -536,7 +538,7 @@ mod tests {
             ("moeba run m -xyz", "unknown flag -xyz: `moeba run --help` lists the flags"),
             (
                 "moeba run m --chunks 2",
-                "`moeba run` has no flag --chunks, but `moeba perplexity` has",
+                "`moeba run` has no flag --chunks, but `moeba perplexity`, `moeba imatrix` have",
             ),
             ("moeba inspect m --jinja", "unknown flag --jinja: `moeba inspect --help`"),
             ("moeba --frobnicate", "unknown flag --frobnicate: `moeba --help` lists the flags"),

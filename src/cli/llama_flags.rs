@@ -463,6 +463,11 @@ mod tests {
         "moeba perplexity m -f x --version",
         "moeba bench m -p 8 --n-prompt 8 -n 4 --n-gen 4 -pg 8,4 -d 4 --n-depth 4 -r 2 \
          --repetitions 2 -o md --output md --no-warmup -t 1,2 --threads 1",
+        "moeba perplexity m -bf x --binary-file x --hellaswag --hellaswag-tasks 2",
+        "moeba perplexity m --winogrande --winogrande-tasks 2 -f x --save-all-logits y",
+        "moeba perplexity m --multiple-choice --multiple-choice-tasks 2 -f x",
+        "moeba perplexity m --kl-divergence --kl-divergence-base y",
+        "moeba imatrix m -f x -o y --output-file y --in-file z --process-output --no-ppl",
         "moeba perplexity m -f x --file x -c 64 --ctx-size 64 --chunks 2 -t 2 --threads 2",
     ];
 
