@@ -437,7 +437,7 @@ async fn handle(
 /// The file of the page that a call is for.
 fn asked_page(call: &Call, path: &str) -> Option<Response<Body>> {
     let is_page = call.app.options.page && page::is_asked_for(path, &call.parts.headers);
-    page::file(path).filter(|_| is_page)
+    page::file(path, &call.parts.headers).filter(|_| is_page)
 }
 
 fn no_route(path: &str) -> ApiError {

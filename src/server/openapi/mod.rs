@@ -122,7 +122,7 @@ const JSON: &[&str] = &["application/json"];
 const EVENTS: &[&str] = &["application/json", "text/event-stream"];
 const STREAM: &[&str] = &["text/event-stream"];
 const ROOT: &[&str] = &["text/html", "text/plain"];
-const PAGE: &[&str] = &["text/css", "text/javascript", "image/svg+xml"];
+const PAGE: &[&str] = &["text/css", "text/javascript", "image/svg+xml", "font/woff2"];
 const LINES: &[&str] = &["application/json", "application/x-ndjson"];
 
 impl Work {

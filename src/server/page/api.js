@@ -30,7 +30,7 @@ function serverError(status, said, used) {
 
 const lost = (message) => new ServerError(0, message);
 
-/** Asks for a path; an error if the answer is one. */
+/** Asks for a path below the page's own; an error if the answer is one. */
 export async function ask(path, { body, signal } = {}) {
   const headers = {};
   const used = key();
@@ -89,7 +89,7 @@ export async function complete(body, signal, on) {
   const answer = { text: "", reasoning: "", calls: [], finish: null, stopped: false };
   const full = { ...body, stream: true, stream_options: { include_usage: true }, return_progress: true };
   try {
-    const response = await ask("/v1/chat/completions", { body: JSON.stringify(full), signal });
+    const response = await ask("v1/chat/completions", { body: JSON.stringify(full), signal });
     answer.hash = response.headers.get("x-moeba-request-hash");
     for await (const [, data] of events(response)) {
       if (data === "[DONE]") return answer;
