@@ -2,9 +2,8 @@
 
 import { h, whenSeen } from "./dom.js";
 
-/** The end of a formula is looked for this far: in a text, in characters, and in lines of its own. */
-const REACH = 4000;
-const MOST_LINES = 100;
+/** The end of a formula is looked for this far. */
+const REACH = 2000;
 /** What begins a formula, what ends it, and whether it stands alone. */
 const MARKS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
 
@@ -40,8 +39,10 @@ function alone(state, startLine, endLine, isSilent) {
   const line = (n) => state.src.slice(state.bMarks[n] + state.tShift[n], state.eMarks[n]).trimEnd();
   const [begin, end] = MARKS.slice(0, 2).find(([mark]) => line(startLine).startsWith(mark)) ?? [];
   if (!begin || state.sCount[startLine] - state.blkIndent > 3) return false;
+  const from = state.bMarks[startLine] + state.tShift[startLine] + begin.length;
+  if (!state.src.slice(from, from + REACH).includes(end)) return false;
   const lines = [];
-  for (let n = startLine; n < Math.min(endLine, startLine + MOST_LINES); n++) {
+  for (let n = startLine; n < endLine; n++) {
     const text = n === startLine ? line(n).slice(begin.length) : line(n);
     if (n > startLine && (!text || state.sCount[n] < state.blkIndent)) return false;
     const at = text.indexOf(end);

@@ -349,8 +349,8 @@ def odd_text_is_drawn_in_time():
     n = 30_000
     for text in ["*a " * n, "[" * n, "`" * n, "# " + "#" * n + "x", "> " * n, "- " * n, "**" * n,
                  "[x](javascript:1)" * (n // 10), "|" * n + "\n" + "-|" * n, "_a_" * n,
-                 "h" + "http://" * n, "http://" + "." * n, " " * n + "\n" + "- -" * n, "~~~\n" * n,
-                 "\\[\n" * n, "\\(" * n, "$$a\n" * n, "$a " * n]:
+                 "h" + "http://" * n, "http://" + "." * n, " " * n + "\n" + "- -" * n,
+                 "~~~\n" * (n // 3), "\\[\n" * n, "\\(" * n, "$$a\n" * n, "$a " * n]:
         fresh()
         fake({"content": text})
         start = time.monotonic()
@@ -585,8 +585,8 @@ def pictures_are_taken():
         js("document.documentElement.dataset.theme = arguments[0]", theme)
         if name == "wide":
             js("window.confirm = () => true")
-            for _ in all_of(".remove"):
-                js("document.querySelector('.remove').click()")
+            for _ in all_of("[aria-label^=Delete]"):
+                js("document.querySelector('[aria-label^=Delete]').click()")
             fresh(max_tokens=150, temperature=0.8, seed=21)
             send("What is a branch?")
             until(f"{last('')}?.querySelector('.body').textContent.length > 250", 120)
