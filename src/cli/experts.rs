@@ -80,7 +80,7 @@ pub fn run(args: Args) -> Result<()> {
     let options = args.engine_options();
     let model = args.model.resolve()?;
     if args.dry_run {
-        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
+        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?, None);
     }
     let server_options = args.server_options()?;
     interrupt::set_grace(GRACE + Duration::from_secs(5));

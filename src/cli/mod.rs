@@ -15,6 +15,7 @@ mod doctor;
 mod environment;
 mod experts;
 mod figures;
+mod forecast;
 mod grammar;
 mod help;
 mod hub;
@@ -53,6 +54,7 @@ mod tokenize;
 mod trace;
 mod translate;
 mod values;
+mod wrap;
 
 use crate::{Error, Result, interrupt};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

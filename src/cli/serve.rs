@@ -228,6 +228,14 @@ struct AnswerArgs {
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value = "-1")]
     #[arg(value_parser = sampling::n_predict, env = "MOEBA_N_PREDICT")]
     predict: i64,
+    /// Let answers go on when the context is full: the older half of a text leaves it, but for its
+    /// first n_keep tokens
+    #[arg(long, overrides_with = "no_context_shift", env = "MOEBA_CONTEXT_SHIFT")]
+    #[arg(value_parser = values::boolean)]
+    context_shift: bool,
+    /// End them there; the default
+    #[arg(long, overrides_with = "context_shift")]
+    no_context_shift: bool,
     /// Chat template: one of the model's or of llama.cpp's by name (chatml, llama3, ...), a file,
     /// or the template itself
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
@@ -344,7 +352,10 @@ pub fn run(args: Args) -> Result<()> {
     if args.dry_run {
         let model = args.model.resolve()?;
         let options = args.engine_options(&model)?;
-        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
+        return plan::print(
+            &Engine::plan_of(&model.path, &model.options(&options))?,
+            Some(&model.path),
+        );
     }
     let server_options = args.server_options()?;
     if args.ray.is_on() {
@@ -464,7 +475,7 @@ impl Args {
 
     /// The model, and as much memory and as many threads as here.
     fn arguments_of_peers(&self) -> Vec<String> {
-        let ram = match self.batch.experts.ram {
+        let ram = match self.batch.weights.experts.ram {
             RamBudget::Auto => "auto".into(),
             RamBudget::Bytes(bytes) => bytes.to_string(),
             RamBudget::Percent(percent) => format!("{percent}%"),
@@ -525,6 +536,7 @@ impl Args {
         let defaults = Defaults {
             sampling,
             n_predict: usize::try_from(self.answers.predict).ok(),
+            context_shift: self.answers.context_shift && !self.answers.no_context_shift,
             reasoning_budget: reasoning.budget_tokens(),
             keeps_reasoning_in_content: reasoning.is_in_content(),
             queue_time: time(self.load.queue_timeout),
