@@ -98,7 +98,6 @@ pub const HARMLESS: &[(&str, &[&str])] = &[
             "--log-disable",
             "--log-prefix",
             "--no-log-prefix",
-            "--log-timestamps",
             "--no-log-timestamps",
             "--no-log-jsonl",
             "--perf",
@@ -240,7 +239,8 @@ pub const REFUSED: &[(&str, &[&str])] = &[
     ("the result goes to standard output: use > FILE", &["-o --output --output-file"]),
     ("the result goes to standard output only", &["-oe --output-err"]),
     ("tests follow each other without a delay", &["--delay"]),
-    ("--log-file writes lines of text", &["--log-jsonl --log-prompts-dir"]),
+    ("use --log-format json", &["--log-jsonl"]),
+    ("`moeba serve --log-requests full` logs requests with their bodies", &["--log-prompts-dir"]),
     (
         "`moeba perplexity` only scores a text",
         &[

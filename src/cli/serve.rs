@@ -15,7 +15,7 @@ use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
 use crate::server::{
     self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
-    ServerOptions,
+    ServerOptions, systemd,
 };
 use crate::units::size;
 use crate::{Error, Result, interrupt};
@@ -76,6 +76,10 @@ struct ListenArgs {
     /// Refuse requests for models of other names
     #[arg(long)]
     strict_model: bool,
+    /// Beginning of all paths, as /llm
+    #[arg(long, value_name = "PATH", default_value = "", env = "MOEBA_API_PREFIX")]
+    #[arg(value_parser = api_prefix, hide_short_help = true)]
+    api_prefix: String,
     /// Write the server's URL to this file once the model is loaded
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
@@ -149,6 +153,19 @@ struct AccessArgs {
     /// 10.0.0.0/8; this machine's are trusted anyway
     #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     trusted_proxy: Vec<Network>,
+}
+
+/// A path with a slash at its beginning and none at its end.
+fn api_prefix(text: &str) -> Parsed<String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~".contains(c);
+    let trimmed = text.trim_matches('/');
+    match trimmed {
+        "" => Ok(String::new()),
+        _ if trimmed.contains("//") || !trimmed.chars().all(is_plain) => {
+            Err("expected a path of letters, digits, - . _ ~ and single slashes, as in /llm".into())
+        }
+        _ => Ok(format!("/{trimmed}")),
+    }
 }
 
 fn body_ram(text: &str) -> Parsed<RamBudget> {
@@ -414,6 +431,7 @@ impl Args {
             slot_save_path: self.slot_save_path()?,
             page: self.listen.ui || !self.listen.no_ui,
             only_experts: false,
+            api_prefix: self.listen.api_prefix.clone(),
             log_requests: self.listen.log_requests,
         })
     }
@@ -594,10 +612,11 @@ impl Args {
             _ => "the same request and seed give the same bytes if its prompt is computed alike",
         };
         out::note(&format!("{key}; {repeated}"));
-        match &self.listen.ready_file {
-            Some(path) => write_ready(path, url),
-            None => Ok(()),
+        if let Some(path) = &self.listen.ready_file {
+            write_ready(path, url)?;
         }
+        systemd::tell(&format!("READY=1\nSTATUS=serving at {url}"));
+        Ok(())
     }
 }
 
