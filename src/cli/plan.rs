@@ -47,7 +47,9 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
                 true => "resident, in place on the mapped file",
                 false => "resident, read from the file into memory",
             };
-            out.push(line("experts", sizes.expert_bytes, &format!("all {place}")));
+            if sizes.expert_bytes > 0 {
+                out.push(line("experts", sizes.expert_bytes, &format!("all {place}")));
+            }
             out.push(line("dense weights", sizes.dense_bytes, place));
             sizes.expert_bytes
         }
@@ -70,7 +72,10 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
         ),
         n => format!("memory, for {n} texts of {} tokens at a time", plan.n_ctx),
     };
-    out.push(line("KV cache", sizes.kv_bytes, &note));
+    out.push(line("KV cache", sizes.kv_bytes - plan.page_bytes, &note));
+    if plan.page_bytes > 0 {
+        out.push(line("earlier texts", plan.page_bytes, "memory, for their beginnings (--kv-ram)"));
+    }
     if sizes.body_bytes > 0 {
         let note = "memory, for bodies of requests and what is read of them (--body-ram)";
         out.push(line("requests", sizes.body_bytes, note));
@@ -208,10 +213,12 @@ just measured
     #[test]
     fn memory_of_requests_is_said() {
         let mut plan = plan(Place::InPlace);
-        plan.sizes.body_bytes = 512 * MIB;
+        (plan.sizes.body_bytes, plan.page_bytes) = (512 * MIB, 16 * MIB);
         let text = text(&plan, None);
         let expected = "requests                512.0 MiB  memory, for bodies of requests";
         assert!(text.contains(expected) && text.contains("together                 3.34 GiB"));
+        assert!(text.contains("KV cache                 48.0 MiB"), "{text}");
+        assert!(text.contains("earlier texts            16.0 MiB"), "{text}");
     }
 
     /// Half of the bytes are less than half of the slots where these are padded much.
@@ -268,6 +275,6 @@ together                 2.84 GiB  of 2.92 GiB available
     fn a_dense_model_has_no_experts_to_plan() {
         let mut plan = plan(Place::InPlace);
         plan.sizes.expert_bytes = 0;
-        assert_eq!(text(&plan, None).lines().count(), 5);
+        assert_eq!(text(&plan, None).lines().count(), 4);
     }
 }

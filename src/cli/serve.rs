@@ -2,6 +2,7 @@
 
 use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
 use super::conversation::has_template;
+use super::figures::counted;
 use super::model::{Model, ModelArg};
 use super::reasoning::ReasoningArgs;
 use super::sampling::SamplingArgs;
@@ -367,6 +368,7 @@ fn time(seconds: u64) -> Option<Duration> {
 
 pub fn run(args: Args) -> Result<()> {
     if args.dry_run {
+        keys(&args.access.api_key, args.access.api_key_file.as_deref())?;
         let model = args.model.resolve()?;
         let options = args.engine_options(&model)?;
         return plan::print(
@@ -583,8 +585,8 @@ impl Args {
             false => format!("{n_ctx} tokens"),
         };
         lines.push(format!(
-            "{} texts of {context} at a time, {} more may wait; {} for earlier texts",
-            loaded.scheduler.n_parallel,
+            "{} of {context} at a time, {} more may wait; {} for earlier texts",
+            counted(loaded.scheduler.n_parallel, "text"),
             loaded.scheduler.n_queue,
             size(engine.plan().page_bytes)
         ));
@@ -603,6 +605,7 @@ impl Args {
         }
         out::note(&format!("OpenAI API: {url}/v1 (chat completions, completions, models)"));
         out::note(&format!("Anthropic API: {url} (messages)"));
+        out::note(&format!("Ollama API: {url}/api (chat, generate, tags, show)"));
         let key = match self.access.api_key.is_empty() && self.access.api_key_file.is_none() {
             true => "no key is needed",
             false => "a key is needed",
