@@ -143,7 +143,9 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
     if let Some(seed) = fields.seed("seed")? {
         options.seed = seed;
     }
-    check_unused(fields)?;
+    options.min_keep = fields.integer("min_keep", 0..=i64::MAX)?.unwrap_or(0) as usize;
+    // Half of what may leave a full context leaves it.
+    fields.integer("n_discard", 0..=0)?;
     if let Some(texts) = fields.strings("dry_sequence_breakers")? {
         options.dry.breakers = texts.into_iter().map(str::to_owned).collect();
     }
@@ -157,14 +159,6 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
         options.logit_bias = biases(&fields.path("logit_bias"), value, service)?;
     }
     Ok(options)
-}
-
-/// Checks llama-server's fields that have no effect: all samplers leave a token, and half of what
-/// may leave a full context leaves it.
-fn check_unused(fields: &Fields<'_>) -> ApiResult<()> {
-    fields.integer("min_keep", 0..=i64::MAX)?;
-    fields.integer("n_discard", 0..=0)?;
-    Ok(())
 }
 
 const BIAS: &str = "a number from -100 to 100";
