@@ -208,6 +208,9 @@ impl Generation {
     pub fn new(engine: &Arc<Engine>, request: &Request) -> Result<Generation> {
         check(&request.prompt, engine.n_ctx())?;
         let Request { limits, sampling, .. } = request;
+        let mut limits = limits.clone();
+        // An answer to a text that an encoder has read ends with its context.
+        limits.context_shift = limits.context_shift.filter(|_| engine.encoder().is_none());
         let mut sampler = Sampler::for_text(sampling.clone(), engine.tokenizer())?;
         if limits.ignore_eos {
             sampler.ban(engine.tokenizer().eog_ids());
@@ -221,9 +224,9 @@ impl Generation {
         Ok(Generation {
             engine: engine.clone(),
             sampler,
-            limits: limits.clone(),
-            detokenizer: detokenizer.showing(&request.shown),
             stops: StopMatcher::new(limits.stops.iter().cloned()),
+            limits,
+            detokenizer: detokenizer.showing(&request.shown),
             stop: None,
             n_generated: 0,
             constraint: request.constraint.clone(),
