@@ -42,7 +42,6 @@ pub const SERVER_REFUSED: &[(&str, &[&str])] = &[
         "the page is in the program",
         &["--path --ui-* --webui-* --no-ui-* --no-webui-* --server-base"],
     ),
-    ("routes have no prefix: put a reverse proxy in front", &["--api-prefix"]),
     ("moeba serves one model: put llama-swap in front", &["--models-* --no-models-*"]),
     (
         "--cors-origins says whose pages may use the server",

@@ -2,6 +2,7 @@
 
 use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
 use super::conversation::has_template;
+use super::figures::counted;
 use super::model::{Model, ModelArg};
 use super::reasoning::ReasoningArgs;
 use super::sampling::SamplingArgs;
@@ -15,7 +16,7 @@ use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
 use crate::server::{
     self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
-    ServerOptions,
+    ServerOptions, systemd,
 };
 use crate::units::size;
 use crate::{Error, Result, interrupt};
@@ -76,6 +77,10 @@ struct ListenArgs {
     /// Refuse requests for models of other names
     #[arg(long)]
     strict_model: bool,
+    /// Beginning of all paths, as /llm
+    #[arg(long, value_name = "PATH", default_value = "", env = "MOEBA_API_PREFIX")]
+    #[arg(value_parser = api_prefix, hide_short_help = true)]
+    api_prefix: String,
     /// Write the server's URL to this file once the model is loaded
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
@@ -149,6 +154,19 @@ struct AccessArgs {
     /// 10.0.0.0/8; this machine's are trusted anyway
     #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     trusted_proxy: Vec<Network>,
+}
+
+/// A path with a slash at its beginning and none at its end.
+fn api_prefix(text: &str) -> Parsed<String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~".contains(c);
+    let trimmed = text.trim_matches('/');
+    match trimmed {
+        "" => Ok(String::new()),
+        _ if trimmed.contains("//") || !trimmed.chars().all(is_plain) => {
+            Err("expected a path of letters, digits, - . _ ~ and single slashes, as in /llm".into())
+        }
+        _ => Ok(format!("/{trimmed}")),
+    }
 }
 
 fn body_ram(text: &str) -> Parsed<RamBudget> {
@@ -228,6 +246,14 @@ struct AnswerArgs {
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value = "-1")]
     #[arg(value_parser = sampling::n_predict, env = "MOEBA_N_PREDICT")]
     predict: i64,
+    /// Let answers go on when the context is full: the older half of a text leaves it, but for its
+    /// first n_keep tokens
+    #[arg(long, overrides_with = "no_context_shift", env = "MOEBA_CONTEXT_SHIFT")]
+    #[arg(value_parser = values::boolean)]
+    context_shift: bool,
+    /// End them there; the default
+    #[arg(long, overrides_with = "context_shift")]
+    no_context_shift: bool,
     /// Chat template: one of the model's or of llama.cpp's by name (chatml, llama3, ...), a file,
     /// or the template itself
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
@@ -342,9 +368,13 @@ fn time(seconds: u64) -> Option<Duration> {
 
 pub fn run(args: Args) -> Result<()> {
     if args.dry_run {
+        keys(&args.access.api_key, args.access.api_key_file.as_deref())?;
         let model = args.model.resolve()?;
         let options = args.engine_options(&model)?;
-        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
+        return plan::print(
+            &Engine::plan_of(&model.path, &model.options(&options))?,
+            Some(&model.path),
+        );
     }
     let server_options = args.server_options()?;
     if args.ray.is_on() {
@@ -403,6 +433,7 @@ impl Args {
             slot_save_path: self.slot_save_path()?,
             page: self.listen.ui || !self.listen.no_ui,
             only_experts: false,
+            api_prefix: self.listen.api_prefix.clone(),
             log_requests: self.listen.log_requests,
         })
     }
@@ -464,7 +495,7 @@ impl Args {
 
     /// The model, and as much memory and as many threads as here.
     fn arguments_of_peers(&self) -> Vec<String> {
-        let ram = match self.batch.experts.ram {
+        let ram = match self.batch.weights.experts.ram {
             RamBudget::Auto => "auto".into(),
             RamBudget::Bytes(bytes) => bytes.to_string(),
             RamBudget::Percent(percent) => format!("{percent}%"),
@@ -525,6 +556,7 @@ impl Args {
         let defaults = Defaults {
             sampling,
             n_predict: usize::try_from(self.answers.predict).ok(),
+            context_shift: self.answers.context_shift && !self.answers.no_context_shift,
             reasoning_budget: reasoning.budget_tokens(),
             keeps_reasoning_in_content: reasoning.is_in_content(),
             queue_time: time(self.load.queue_timeout),
@@ -553,8 +585,8 @@ impl Args {
             false => format!("{n_ctx} tokens"),
         };
         lines.push(format!(
-            "{} texts of {context} at a time, {} more may wait; {} for earlier texts",
-            loaded.scheduler.n_parallel,
+            "{} of {context} at a time, {} more may wait; {} for earlier texts",
+            counted(loaded.scheduler.n_parallel, "text"),
             loaded.scheduler.n_queue,
             size(engine.plan().page_bytes)
         ));
@@ -573,6 +605,7 @@ impl Args {
         }
         out::note(&format!("OpenAI API: {url}/v1 (chat completions, completions, models)"));
         out::note(&format!("Anthropic API: {url} (messages)"));
+        out::note(&format!("Ollama API: {url}/api (chat, generate, tags, show)"));
         let key = match self.access.api_key.is_empty() && self.access.api_key_file.is_none() {
             true => "no key is needed",
             false => "a key is needed",
@@ -582,10 +615,11 @@ impl Args {
             _ => "the same request and seed give the same bytes if its prompt is computed alike",
         };
         out::note(&format!("{key}; {repeated}"));
-        match &self.listen.ready_file {
-            Some(path) => write_ready(path, url),
-            None => Ok(()),
+        if let Some(path) = &self.listen.ready_file {
+            write_ready(path, url)?;
         }
+        systemd::tell(&format!("READY=1\nSTATUS=serving at {url}"));
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::compute::Compute;
 use super::device::{self, DeviceChoice};
-use super::plan::ram::Place;
+use super::plan::ram::{Place, RamBudget};
 use super::plan::{self, MemoryPlan, TextBytes};
 use super::profile::ProfileFile;
 use super::profile_saver::ProfileSaver;
@@ -28,6 +28,9 @@ use crate::{Error, Result};
 
 /// A context longer than this is refused: its positions would not fit the f32 of RoPE exactly.
 const MAX_CTX: usize = 1 << 24;
+
+/// A context that holds most texts: a hint tells what it leaves to experts.
+const SHORT_CTX: usize = 8192;
 
 /// Memory for pages at most, unless more is asked for.
 const MAX_PAGE_BYTES: u64 = 8 << 30;
@@ -69,7 +72,6 @@ impl Prepared {
             None => Context::new(bound.hyper(), options, &[])?,
             Some(_) => context,
         };
-        context.warn(bound.hyper(), options);
         let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         let kv_bytes = context.kv_bytes(bound.hyper(), options) - on_device;
         let available = plan::memory::available_bytes();
@@ -88,6 +90,7 @@ impl Prepared {
         let texts = TextBytes { kv: kv_bytes, bodies: body_bytes };
         let plan = MemoryPlan::new(&bound, options, n_ctx, texts, available, device)?;
         let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
+        context.warn(bound.hyper(), options, &plan);
         Ok(Prepared { bound, tokenizer, plan, devices })
     }
 }
@@ -240,16 +243,39 @@ impl Context {
         Context { of_session: n_ctx, of_all: n_ctx * n_sessions }
     }
 
-    fn warn(self, hyper: &HyperParams, options: &EngineOptions) {
+    fn warn(self, hyper: &HyperParams, options: &EngineOptions, plan: &MemoryPlan) {
         let (n_ctx, trained) = (self.of_session, hyper.n_ctx_train);
         if n_ctx > trained {
             log::warn!("context of {n_ctx} tokens, but the model was trained on {trained}");
         }
-        if n_ctx < trained && options.n_ctx.is_none() {
+        if options.n_ctx.is_some() {
+            return;
+        }
+        if n_ctx < trained {
             log::warn!(
                 "memory allows a context of {n_ctx} of the model's {trained} tokens (see -c)"
             );
         }
+        if let Some((n, bytes)) = self.for_experts(hyper, options, plan) {
+            log::warn!("-c {n} gives the experts {} more memory", at_most(bytes));
+        }
+    }
+
+    /// A shorter context that is long enough for most texts, and the bytes that it leaves experts
+    /// that are streamed: nothing if that is less than a fiftieth of what they have.
+    fn for_experts(
+        self,
+        hyper: &HyperParams,
+        options: &EngineOptions,
+        plan: &MemoryPlan,
+    ) -> Option<(usize, u64)> {
+        let Place::Streamed { budget } = plan.place else { return None };
+        let missing = plan.sizes.slot_bytes.saturating_sub(budget);
+        let n = SHORT_CTX.min(self.of_session);
+        let short = Context::of_each(n, options.n_sessions.max(1));
+        let saved = self.kv_bytes(hyper, options).saturating_sub(short.kv_bytes(hyper, options));
+        let bytes = saved.min(missing);
+        (options.ram == RamBudget::Auto && bytes > budget / 50).then_some((short.of_all, bytes))
     }
 
     /// Bytes of all sessions' KV caches.

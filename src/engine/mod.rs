@@ -74,7 +74,9 @@ pub use batch::{BatchRow, Interlude};
 use compute::Compute;
 pub use compute::Rest;
 pub use device::DeviceChoice;
-pub use generate::{FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink};
+pub use generate::{
+    ContextShift, FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink,
+};
 pub use load::default_threads;
 use load::kv_bytes;
 pub use options::{EngineOptions, TestHooks};

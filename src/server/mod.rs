@@ -40,6 +40,7 @@ mod slots;
 mod sockets;
 mod sse;
 mod status;
+pub mod systemd;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -106,6 +107,8 @@ pub struct ServerOptions {
     pub page: bool,
     /// Whether it is to be a peer, which computes experts and no texts.
     pub only_experts: bool,
+    /// The beginning of all paths, as `/llm`; empty for none.
+    pub api_prefix: String,
     pub log_requests: LogRequests,
 }
 
@@ -130,6 +133,7 @@ impl ServerOptions {
             slot_save_path: None,
             page: false,
             only_experts: true,
+            api_prefix: String::new(),
             log_requests: LogRequests::Line,
         }
     }
@@ -289,7 +293,7 @@ impl Server {
             is_stopping: AtomicBool::new(false),
         });
         let (stop, stopped) = watch::channel(false);
-        let url = listener.url();
+        let url = listener.url() + &app.options.api_prefix;
         let accepting = runtime.spawn(listener.run(app.clone(), stopped));
         Ok(Server { app, url, stop, accepting, runtime })
     }
@@ -344,6 +348,7 @@ impl Server {
                 }
             }
         }
+        systemd::tell("STOPPING=1");
         self.stop();
     }
 

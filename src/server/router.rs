@@ -192,7 +192,11 @@ pub async fn answer(
     request: hyper::Request<Incoming>,
 ) -> Response<Body> {
     let id = random::name("req_");
-    let path = trimmed(request.uri().path()).to_owned();
+    let prefix = &app.options.api_prefix;
+    if request.uri().path() == prefix && !prefix.is_empty() {
+        return moved(format!("{prefix}/"));
+    }
+    let path = trimmed(below(prefix, request.uri().path())).to_owned();
     let wire = Wire::of(&path);
     let mut response = respond(app, peer, socket, request, &path, &id).await;
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -298,6 +302,22 @@ fn check_coding(headers: &HeaderMap) -> ApiResult<()> {
             Err(ApiError::new(Kind::Body(501), "unsupported_transfer_encoding", message))
         }
     }
+}
+
+/// The part of a path behind the prefix of all paths; nothing, which is no route, where it has
+/// another beginning.
+fn below<'a>(prefix: &str, path: &'a str) -> &'a str {
+    path.strip_prefix(prefix).filter(|rest| rest.starts_with('/')).unwrap_or_default()
+}
+
+/// Leads to another path, relative to which a page finds its files.
+fn moved(to: String) -> Response<Body> {
+    let mut response = Response::new(body::whole(""));
+    *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
+    if let Ok(to) = HeaderValue::from_str(&to) {
+        response.headers_mut().insert(header::LOCATION, to);
+    }
+    response
 }
 
 /// A path without a slash at its end.

@@ -56,6 +56,8 @@ pub struct Defaults {
     pub sampling: SamplerOptions,
     /// Tokens at most.
     pub n_predict: Option<usize>,
+    /// Texts go on when the context is full.
+    pub context_shift: bool,
     pub reasoning_budget: Option<usize>,
     /// Reasoning stays in the content.
     pub keeps_reasoning_in_content: bool,

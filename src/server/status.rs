@@ -149,13 +149,14 @@ pub fn settings(sampling: &SamplerOptions, n_predict: Option<usize>) -> Value {
     let seed = sampling.seed.map_or(-1, |seed| seed as i64);
     settings.insert("n_predict".into(), n_predict.into());
     settings.insert("seed".into(), seed.into());
+    let min_keep = sampling.min_keep as i64;
     let samplers: Vec<&str> = sampling.samplers.iter().map(|kind| kind.name()).collect();
     settings.insert("samplers".into(), samplers.into());
     settings.insert("logit_bias".into(), sampling.logit_bias.iter().map(bias).collect());
     let breakers = sampling.dry.breakers.as_slice();
     settings.insert("dry_sequence_breakers".into(), breakers.into());
     for (name, value) in
-        [("max_tokens", n_predict), ("n_keep", 0), ("n_discard", 0), ("min_keep", 0)]
+        [("max_tokens", n_predict), ("n_keep", 0), ("n_discard", 0), ("min_keep", min_keep)]
     {
         settings.insert(name.into(), value.into());
     }

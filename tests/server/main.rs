@@ -54,6 +54,9 @@ mod ollama;
 // The document of all routes and fields, against what the server does.
 mod openapi;
 
+// Behind nginx, watched by Prometheus, told by systemd, below a prefix.
+mod operations;
+
 // The page's files and headers, and the stream of the experts.
 mod page;
 

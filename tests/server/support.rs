@@ -45,6 +45,7 @@ pub fn options() -> ServerOptions {
         slot_save_path: None,
         page: true,
         only_experts: false,
+        api_prefix: String::new(),
         log_requests: LogRequests::None,
     }
 }

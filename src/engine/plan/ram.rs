@@ -184,9 +184,11 @@ fn everything(io: IoKind, sizes: &Sizes) -> Place {
 fn explicit(budget: u64, sizes: &Sizes) -> Result<Place> {
     if budget < sizes.minimum_bytes {
         return Err(Error::invalid(format!(
-            "--ram gives the experts {}, but a token needs {} at once: raise it to that or more",
+            "--ram gives the experts {}, but a token needs {} at once: raise it to that or \
+             more{}",
             at_most(budget),
-            at_least(sizes.minimum_bytes)
+            at_least(sizes.minimum_bytes),
+            if budget < 1024 { format!(", as {budget}G") } else { String::new() }
         )));
     }
     Ok(Place::Streamed { budget })

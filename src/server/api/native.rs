@@ -186,7 +186,7 @@ impl Told {
             "generation_settings": settings,
             "prompt": self.prompts.get(prompt),
             "has_new_line": content.contains('\n'),
-            "truncated": finish.reason == FinishReason::ContextFull,
+            "truncated": finish.is_truncated(),
             "stop_type": kind,
             "stopping_word": finish.stop.as_deref().unwrap_or_default(),
             "tokens_cached": finish.n_prompt + finish.outcome.n_generated,

@@ -104,7 +104,9 @@ fn shown(service: &Service, is_verbose: bool) -> Value {
     let names = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
     let mut parameters = format!("num_ctx {}", service.info.n_ctx);
     for name in names {
-        parameters.push_str(&format!("\n{name} {}", defaults[name]));
+        // A sampler's numbers are f32, whose decimals are fewer.
+        let value = defaults[name].as_f64().unwrap_or_default() as f32;
+        parameters.push_str(&format!("\n{name} {value}"));
     }
     let mut shown = json!({
         "parameters": parameters,
