@@ -21,8 +21,9 @@ function serverError(status, said, used) {
   if (status === 401) return new ServerError(status, used ? "That key was refused." : "The server asks for a key.");
   if (said?.code === "context_length_exceeded") {
     const { n_prompt_tokens: n, n_ctx: most } = said;
-    return new ServerError(status, `The chat is too long for the model's context: it has ${count(n)} tokens, and ` +
-      `${count(most)} fit. Start a new chat, edit an earlier message, or start the server with a larger -c.`);
+    const error = new ServerError(status, `The message is too long for the model's context: it has ${count(n)} tokens, ` +
+      `and ${count(most)} fit. Shorten it, or start the server with a larger -c.`);
+    return Object.assign(error, { fitting: most / n });
   }
   if (/^loading model$/i.test(said?.message ?? "")) return new ServerError(status, "The server is still loading the model.");
   return new ServerError(status, said?.message || `The server answers ${status}.`, said);

@@ -342,9 +342,12 @@ function answer(before, begun) {
   const now = settings.current();
   now.seed = settings.nextSeed(now);
   const start = begun && { begun: { text: begun.text, reasoning: begun.reasoning ?? "" } };
+  const last = tree.upTo(chat, before).findLast((one) => one.role === "assistant");
   const node = tree.add(chat, before?.id, {
     role: "assistant", text: "", reasoning: "", calls: [], settings: now, writing: true, ...start, ...start?.begun,
+    first: last?.first,
   });
+  if (last?.isFull) node.first = tree.later(chat, node, 0.5) ?? node.first;
   const owner = chat;
   keep([node]);
   const work = async (signal) => {
@@ -353,7 +356,7 @@ function answer(before, begun) {
     try {
       await turn(before, owner, signal);
       say("Waiting for the model.", owner);
-      Object.assign(node, follow.whole(await complete(requestOf(owner, node), signal, follow)));
+      Object.assign(node, follow.whole(await fitting(owner, node, signal, follow)));
     } catch (error) {
       Object.assign(node, follow.whole(error.answer ?? {}), { error: error.message });
       settings.blame(error);
@@ -363,7 +366,23 @@ function answer(before, begun) {
     node.isFull = node.finish === "length" && node.usage?.total_tokens >= settings.context();
     if (all.includes(owner)) store.put(owner, [node], []);
   };
-  return busy(node, work, () => outcome(node));
+  return busy(node, work, () => {
+    const n = tree.upTo(owner, before).length - tree.before(owner, node).length;
+    return outcome(node) + (n && !node.error ? ` The context is full: the ${n} oldest messages were left out.` : "");
+  });
+}
+
+/** Asks for an answer. The oldest messages leave a chat that the context has no room for. */
+async function fitting(owner, node, signal, follow) {
+  for (;;) {
+    try {
+      return await complete(requestOf(owner, node), signal, follow);
+    } catch (error) {
+      const first = error.fitting && tree.later(owner, node, error.fitting / 2);
+      if (!first) throw error;
+      node.first = first;
+    }
+  }
 }
 
 /** Waits until another tab has written what is answered. */
@@ -379,7 +398,7 @@ async function turn(before, owner, signal) {
 function outcome({ error, stopped, finish, calls, isFull }) {
   if (error) return `The answer has failed: ${error}`;
   if (stopped) return "Stopped.";
-  if (isFull) return "The answer was cut: the model's context is full. Start a new chat, or the server with a larger -c.";
+  if (isFull) return "The answer was cut: the model's context is full. The oldest messages leave when the chat goes on.";
   if (finish === "length") return "The answer was cut: it has as many tokens as are allowed.";
   return calls?.length ? "The model waits for the result of its call." : "The answer is complete.";
 }

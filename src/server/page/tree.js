@@ -60,6 +60,28 @@ export function upTo(chat, node) {
   return nodes;
 }
 
+/** The messages that an answer follows on: from its `first` one, where older ones were left out. */
+export function before(chat, answer) {
+  const nodes = upTo(chat, chat.nodes[answer.parent]);
+  return nodes.slice(Math.max(0, nodes.findIndex((node) => node.id === answer.first)));
+}
+
+/**
+ * The first message of a later beginning, so that about `share` of the text is left before an
+ * answer; `undefined` if only the last question would be.
+ */
+export function later(chat, answer, share) {
+  const nodes = before(chat, answer);
+  const sizes = nodes.map((node) => JSON.stringify(wire(node)).length);
+  const all = sizes.reduce((a, b) => a + b, 0);
+  let left = all;
+  return nodes.find(({ role }, i) => {
+    const fits = i > 0 && role === "user" && (left <= share * all || !nodes.slice(i + 1).some((one) => one.role === "user"));
+    left -= sizes[i];
+    return fits;
+  })?.id;
+}
+
 /** Chooses the versions on whose path a message is. */
 export function reveal(chat, node) {
   for (const one of upTo(chat, node)) choose(chat, one);
