@@ -65,6 +65,7 @@ pub fn loaded(engine: Arc<Engine>, options: EngineOptions) -> Loaded {
         defaults: Defaults {
             sampling: Default::default(),
             n_predict: None,
+            context_shift: false,
             reasoning_budget: None,
             keeps_reasoning_in_content: false,
             queue_time: None,
