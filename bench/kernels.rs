@@ -51,12 +51,7 @@ impl Weights {
         let x: Vec<f32> = (0..8 * cols).map(|_| random(&mut seed)).collect();
         for chunk in first.chunks_mut(size / rows * 8) {
             let n = chunk.len() / ty.block_bytes() * ty.block_len();
-            if quant::can_quantize(ty) {
-                quant::quantize(ty, &x[..n], chunk);
-            } else {
-                // Codes all over the grids; what the scales are makes no difference to the time.
-                chunk.iter_mut().for_each(|b| *b = (127.0 * random(&mut seed)) as i8 as u8);
-            }
+            quant::quantize(ty, &x[..n], chunk);
         }
         rest.chunks_exact_mut(size).for_each(|copy| copy.copy_from_slice(first));
         Weights { ty, rows, cols, count, bytes }

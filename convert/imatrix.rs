@@ -16,7 +16,8 @@ use byteorder::{ByteOrder, LittleEndian as LE};
 
 use super::layout::Target;
 use super::mix::{self, Mix};
-use crate::gguf::{Gguf, OwnedValue, TensorType};
+use crate::gguf::{Gguf, OwnedValue, TensorType, Writer};
+use crate::model::input_sums::Sums;
 use crate::{Error, Result};
 
 /// An open importance matrix. Values stay in the file until they are asked for.
@@ -139,18 +140,37 @@ impl Imatrix {
         }
     }
 
+    /// Adds its sums to others, and what they were made of.
+    pub fn add_to(&self, all: &mut BTreeMap<String, Sums>, facts: &mut ImatrixFacts) -> Result<()> {
+        let Source::Gguf(gguf) = &self.source else {
+            let expected = "an importance matrix in GGUF, which keeps its sums";
+            return Err(Error::format(&self.path, "file", expected, "one of the old format"));
+        };
+        for name in self.names() {
+            let Some((squares, counts)) = floats(gguf, name) else { continue };
+            let sums = all.entry(name.to_owned()).or_default();
+            if sums.counts.is_empty() {
+                sums.squares.resize(squares.len(), 0.0);
+                sums.counts.resize(counts.len(), 0);
+            }
+            if (sums.squares.len(), sums.counts.len()) != (squares.len(), counts.len()) {
+                let expected = format!("{} sums of {}", sums.squares.len(), sums.counts.len());
+                let got = format!("{} of {}", squares.len(), counts.len());
+                return Err(Error::format(&self.path, name, expected, got));
+            }
+            sums.squares.iter_mut().zip(squares).for_each(|(sum, more)| *sum += more);
+            sums.counts.iter_mut().zip(counts).for_each(|(n, more)| *n += more.round() as u64);
+        }
+        facts.datasets.extend(self.datasets.iter().cloned());
+        facts.n_chunks += self.chunks;
+        Ok(())
+    }
+
     /// The weight of each column of a tensor, matrix after matrix.
     fn columns(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let columns = match &self.source {
             Source::Gguf(gguf) => {
-                let floats = |part: &str| {
-                    let tensor = gguf.tensor(&format!("{name}{part}"))?;
-                    let bytes = gguf.bytes(tensor).as_chunks::<4>().0;
-                    Some(bytes.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>())
-                };
-                let (Some(sums), Some(counts)) = (floats(SUMS), floats(COUNTS)) else {
-                    return Ok(None);
-                };
+                let Some((sums, counts)) = floats(gguf, name) else { return Ok(None) };
                 self.means(name, sums, &counts)?
             }
             Source::Legacy { bytes, entries } => {
@@ -221,6 +241,41 @@ impl Imatrix {
     }
 }
 
+/// The origin of an importance matrix.
+#[derive(Clone, Debug)]
+pub struct ImatrixFacts {
+    pub datasets: Vec<String>,
+    /// Windows of text that were computed, and their tokens.
+    pub n_chunks: u32,
+    pub chunk_size: u32,
+}
+
+/// Writes sums by tensor as llama-imatrix does, in GGUF.
+pub fn write(path: &Path, sums: &BTreeMap<String, Sums>, facts: &ImatrixFacts) -> Result<()> {
+    let mut writer = Writer::create(path, None)?;
+    writer.set("general.type", "imatrix")?;
+    writer.set("imatrix.datasets", facts.datasets.clone())?;
+    writer.set("imatrix.chunk_count", facts.n_chunks)?;
+    writer.set("imatrix.chunk_size", facts.chunk_size)?;
+    for (name, sums) in sums {
+        let n = sums.counts.len() as u64;
+        // One matrix has no dimension of its own.
+        let n_dims = if n == 1 { 1 } else { 2 };
+        for (part, row_len) in [(SUMS, sums.squares.len() as u64 / n), (COUNTS, 1)] {
+            let dims = [row_len, n];
+            writer.declare(&format!("{name}{part}"), &dims[..n_dims], TensorType::F32)?;
+        }
+    }
+    for (name, sums) in sums {
+        let counts: Vec<f32> = sums.counts.iter().map(|n| *n as f32).collect();
+        for (part, values) in [(SUMS, &sums.squares), (COUNTS, &counts)] {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            writer.write_tensor(&format!("{name}{part}"), &bytes)?;
+        }
+    }
+    writer.finish()
+}
+
 /// The matrix at `path`, if there is one, with the sizes of its entries checked against the
 /// tensors that are going to be quantised. What it lacks is a warning, or an error for tensors
 /// that are nothing without.
@@ -254,6 +309,16 @@ pub fn open_for<'a>(
         );
     }
     Ok(imatrix)
+}
+
+/// The sums and counts of a tensor.
+fn floats(gguf: &Gguf, name: &str) -> Option<(Vec<f32>, Vec<f32>)> {
+    let of = |part: &str| {
+        let tensor = gguf.tensor(&format!("{name}{part}"))?;
+        let bytes = gguf.bytes(tensor).as_chunks::<4>().0;
+        Some(bytes.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>())
+    };
+    Some((of(SUMS)?, of(COUNTS)?))
 }
 
 /// A place in a file of the old format.

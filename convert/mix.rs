@@ -30,6 +30,16 @@ pub enum Mix {
     Q5KS,
     Q5KM,
     Q6K,
+    Iq1S,
+    Iq1M,
+    Iq2Xxs,
+    Iq2Xs,
+    Iq2S,
+    Iq2M,
+    Iq3Xxs,
+    Iq3Xs,
+    Iq3S,
+    Iq3M,
     Iq4Nl,
     Iq4Xs,
     Tq1_0,
@@ -57,6 +67,16 @@ const TABLE: &[(Mix, &str, u32, TensorType)] = &[
     (Mix::Q5KS, "q5_k_s", 16, TensorType::Q5_K),
     (Mix::Q5KM, "q5_k_m", 17, TensorType::Q5_K),
     (Mix::Q6K, "q6_k", 18, TensorType::Q6_K),
+    (Mix::Iq1S, "iq1_s", 24, TensorType::IQ1_S),
+    (Mix::Iq1M, "iq1_m", 31, TensorType::IQ1_M),
+    (Mix::Iq2Xxs, "iq2_xxs", 19, TensorType::IQ2_XXS),
+    (Mix::Iq2Xs, "iq2_xs", 20, TensorType::IQ2_XS),
+    (Mix::Iq2S, "iq2_s", 28, TensorType::IQ2_XS),
+    (Mix::Iq2M, "iq2_m", 29, TensorType::IQ2_S),
+    (Mix::Iq3Xxs, "iq3_xxs", 23, TensorType::IQ3_XXS),
+    (Mix::Iq3Xs, "iq3_xs", 22, TensorType::IQ3_S),
+    (Mix::Iq3S, "iq3_s", 26, TensorType::IQ3_S),
+    (Mix::Iq3M, "iq3_m", 27, TensorType::IQ3_S),
     (Mix::Iq4Nl, "iq4_nl", 25, TensorType::IQ4_NL),
     (Mix::Iq4Xs, "iq4_xs", 30, TensorType::IQ4_XS),
     (Mix::Tq1_0, "tq1_0", 36, TensorType::TQ1_0),
@@ -67,20 +87,14 @@ const TABLE: &[(Mix, &str, u32, TensorType)] = &[
 /// Other names for some of them, as llama.cpp has them.
 const ALIASES: [(&str, Mix); 3] = [("q3_k", Mix::Q3KM), ("q4_k", Mix::Q4KM), ("q5_k", Mix::Q5KM)];
 
-/// Mixes of llama.cpp whose formats have no quantiser here.
-pub const READ_ONLY: [&str; 11] = [
-    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "iq3_s", "iq3_m",
-    "nvfp4",
-];
-
-/// Their numbers of `general.file_type`, in that order.
-const READ_ONLY_FILE_TYPES: [u32; 11] = [24, 31, 19, 20, 28, 29, 23, 22, 26, 27, 39];
+/// A kind of file of llama.cpp's that is no mix, and its number of `general.file_type`.
+pub const READ_ONLY: (&str, u32) = ("nvfp4", 39);
 
 /// The name of a number of `general.file_type`, as models are called by it.
 pub fn file_type_name(number: u32) -> Option<String> {
     let made = TABLE.iter().map(|row| (row.2, row.1));
-    let read = READ_ONLY_FILE_TYPES.into_iter().zip(READ_ONLY);
-    made.chain(read).find(|(n, _)| *n == number).map(|(_, name)| name.to_uppercase())
+    let all = made.chain([(READ_ONLY.1, READ_ONLY.0)]);
+    all.into_iter().find(|(n, _)| *n == number).map(|(_, name)| name.to_uppercase())
 }
 
 /// `general.quantization_version`: the generation of block layouts, unchanged since 2023.
@@ -120,11 +134,17 @@ impl Mix {
         self.row().2
     }
 
-    fn base(self) -> TensorType {
+    pub fn base(self) -> TensorType {
         self.row().3
     }
 
-    fn is_float(self) -> bool {
+    /// Whether it is one of about two bits a weight, which have rules of their own.
+    fn is_of_two_bits(self) -> bool {
+        use Mix::{Iq1M, Iq1S, Iq2M, Iq2S, Iq2Xs, Iq2Xxs};
+        matches!(self, Iq1S | Iq1M | Iq2Xxs | Iq2Xs | Iq2S | Iq2M)
+    }
+
+    pub fn is_float(self) -> bool {
         self.base().block_len() == 1
     }
 }
@@ -144,6 +164,8 @@ pub struct ModelFacts {
     /// The value projections in the order of their layers: some rules count them and not layers,
     /// as not every layer need have one.
     pub values: Vec<String>,
+    /// The down projections, in the same order.
+    pub downs: Vec<String>,
 }
 
 impl ModelFacts {
@@ -153,10 +175,13 @@ impl ModelFacts {
             match kind(name) {
                 Kind::Output => self.has_output = true,
                 Kind::Value => self.values.push(name.to_owned()),
+                Kind::Down if name.ends_with(".weight") => self.downs.push(name.to_owned()),
                 _ => {}
             }
         }
-        self.values.sort_by(|a, b| (layer_of(a), a).cmp(&(layer_of(b), b)));
+        for names in [&mut self.values, &mut self.downs] {
+            names.sort_by(|a, b| (layer_of(a), a).cmp(&(layer_of(b), b)));
+        }
         self
     }
 
@@ -201,10 +226,21 @@ pub fn is_matrix(name: &str, dims: &[u64]) -> bool {
         && !SMALL.iter().any(|part| name.contains(part))
 }
 
+/// Whether a mix needs an importance matrix for some of its matrices.
+pub fn needs_imatrix(mix: Mix) -> bool {
+    mix.is_of_two_bits() || matches!(mix, Mix::Iq3Xxs | Mix::Iq3Xs)
+}
+
 /// Whether llama.cpp refuses to make this tensor so small without an importance matrix.
 pub fn needs_importance(mix: Mix, name: &str, ty: TensorType) -> bool {
+    use TensorType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_XXS, Q2_K};
     let exempt = matches!(kind(name), Kind::Output | Kind::Embedding);
-    mix == Mix::Q2KS && ty == TensorType::Q2_K && !exempt
+    let is_tiny = match ty {
+        IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS => true,
+        Q2_K => mix == Mix::Q2KS,
+        _ => false,
+    };
+    is_tiny && !exempt
 }
 
 /// The type, or the nearest one that rows of `n` elements can have.
@@ -215,7 +251,7 @@ pub fn fitting(ty: TensorType, n: u64) -> TensorType {
         Q4_K => Q5_0,
         Q5_K => Q5_1,
         Q6_K => Q8_0,
-        IQ4_XS => IQ4_NL,
+        IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
         other => other,
     };
     let fits = |ty: &TensorType| n.is_multiple_of(ty.block_len() as u64);
@@ -223,18 +259,19 @@ pub fn fitting(ty: TensorType, n: u64) -> TensorType {
 }
 
 fn wanted_type(mix: Mix, model: &ModelFacts, name: &str, dims: &[u64]) -> TensorType {
-    use TensorType::{MXFP4, Q4_K, Q8_0};
+    use TensorType::{MXFP4, Q8_0};
     match kind(name) {
         Kind::Output => output_type(mix, dims[0]),
         Kind::Embedding if !model.has_output => output_type(mix, dims[0]),
         _ if mix == Mix::Mxfp4Moe && dims.get(2).is_some_and(|n| *n > 1) => MXFP4,
         _ if mix == Mix::Mxfp4Moe => Q8_0,
-        Kind::Embedding if matches!(mix, Mix::Tq1_0 | Mix::Tq2_0) => Q4_K,
+        Kind::Embedding => embedding_type(mix),
+        _ if mix.is_of_two_bits() => two_bit_type(mix, model, name),
         Kind::Value | Kind::Key if model.has_eight_experts() => Q8_0,
         Kind::Value => value_type(mix, model, name),
         Kind::Down => down_type(mix, model, name),
         Kind::AttentionOutput => attention_output_type(mix, model),
-        _ => mix.base(),
+        kind => other_type(mix, model, name, kind),
     }
 }
 
@@ -242,18 +279,68 @@ fn output_type(mix: Mix, row_len: u64) -> TensorType {
     let base_fits = row_len.is_multiple_of(mix.base().block_len() as u64);
     match mix {
         Mix::Q8_0 | Mix::Mxfp4Moe => TensorType::Q8_0,
+        Mix::Iq3Xxs if base_fits => TensorType::Q5_K,
+        _ if base_fits && mix.is_of_two_bits() => TensorType::Q5_K,
         _ if base_fits => TensorType::Q6_K,
         _ => TensorType::Q8_0,
     }
 }
 
+/// The type of an embedding that is not the output, too.
+fn embedding_type(mix: Mix) -> TensorType {
+    match mix {
+        Mix::Tq1_0 | Mix::Tq2_0 => TensorType::Q4_K,
+        Mix::Iq1S | Mix::Iq1M | Mix::Iq2Xxs | Mix::Iq2Xs => TensorType::Q2_K,
+        Mix::Iq2S | Mix::Iq2M | Mix::Iq3Xxs => TensorType::IQ3_S,
+        _ => mix.base(),
+    }
+}
+
+/// The rules of the smallest mixes.
+fn two_bit_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
+    use TensorType::{IQ2_XXS, IQ3_S, Q2_K, Q4_K, Q5_K};
+    let is_larger = matches!(mix, Mix::Iq2S | Mix::Iq2M);
+    let more = if is_larger { IQ3_S } else { Q2_K };
+    // llama.cpp counts the tensors here, and not the layers.
+    let is_early = || {
+        let i = model.downs.iter().position(|down| down == name).unwrap_or(0) as u64;
+        i < model.n_layers / 8
+    };
+    match kind(name) {
+        Kind::Value if model.shares_values() || model.n_experts >= 4 => Q4_K,
+        Kind::Value => more,
+        Kind::Key if model.has_eight_experts() => Q4_K,
+        Kind::Down if is_early() => more,
+        Kind::AttentionOutput if model.has_eight_experts() => Q5_K,
+        Kind::AttentionOutput if matches!(mix, Mix::Iq1S | Mix::Iq1M) => IQ2_XXS,
+        Kind::AttentionOutput if is_larger => IQ3_S,
+        _ => mix.base(),
+    }
+}
+
+/// The types of queries, keys, gates and ups.
+fn other_type(mix: Mix, model: &ModelFacts, name: &str, kind: Kind) -> TensorType {
+    use TensorType::{IQ2_S, IQ3_XXS};
+    let n = model.n_layers;
+    let is_between = |layer: u64| layer >= n / 8 && layer < 7 * n / 8;
+    match (mix, kind) {
+        (Mix::Iq3Xxs, Kind::Query | Kind::Key) => IQ2_S,
+        (Mix::Iq3Xs, Kind::Query | Kind::Key) => IQ3_XXS,
+        (Mix::Iq3Xs, Kind::GateOrUp) if layer_of(name).is_some_and(is_between) => IQ3_XXS,
+        _ => mix.base(),
+    }
+}
+
 fn value_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
-    use TensorType::{Q3_K, Q4_K, Q5_K, Q6_K};
+    use TensorType::{IQ3_S, Q3_K, Q4_K, Q5_K, Q6_K};
     let i = model.values.iter().position(|value| value == name).unwrap_or(0) as u64;
     let more = needs_more_bits(i, model.values.len() as u64);
     let ty = match mix {
         Mix::Q2K | Mix::Q2KS if model.shares_values() => Q4_K,
         Mix::Q2K => Q3_K,
+        Mix::Iq3Xxs | Mix::Iq3Xs | Mix::Iq3S if model.shares_values() => Q4_K,
+        Mix::Iq3Xxs if !model.has_imatrix => IQ3_S,
+        Mix::Iq3M => Q4_K,
         Mix::Q3KM if i < 2 => Q5_K,
         Mix::Q3KM => Q4_K,
         Mix::Q3KL => Q5_K,
@@ -273,6 +360,15 @@ fn down_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
     match mix {
         Mix::Q2K => Q3_K,
         Mix::Q2KS if first => Q4_K,
+        Mix::Iq3Xxs if !model.has_imatrix => {
+            if first {
+                Q4_K
+            } else {
+                Q3_K
+            }
+        }
+        Mix::Iq3M if first => Q4_K,
+        Mix::Iq3M if model.has_eight_experts() && needs_more_bits(layer, n) => Q4_K,
         Mix::Q3KM if layer < n / 16 => Q5_K,
         Mix::Q3KM => Q4_K,
         Mix::Q3KL => Q5_K,
@@ -286,11 +382,13 @@ fn down_type(mix: Mix, model: &ModelFacts, name: &str) -> TensorType {
 }
 
 fn attention_output_type(mix: Mix, model: &ModelFacts) -> TensorType {
-    use Mix::{Iq4Nl, Iq4Xs, Q2K, Q3KL, Q3KM, Q3KS, Q4KM, Q4KS};
+    use Mix::{Iq3M, Iq3S, Iq3Xs, Iq3Xxs, Iq4Nl, Iq4Xs, Q2K, Q3KL, Q3KM, Q3KS, Q4KM, Q4KS};
     match (mix, model.has_eight_experts()) {
         (Q2K | Q3KS | Q3KM | Q4KS | Q4KM | Iq4Nl | Iq4Xs, true) => TensorType::Q5_K,
+        (Iq3Xxs | Iq3Xs | Iq3S | Iq3M, true) => TensorType::Q5_K,
         (Q2K, false) => TensorType::Q3_K,
-        (Q3KM, false) => TensorType::Q4_K,
+        (Iq3Xxs, false) => TensorType::IQ3_S,
+        (Q3KM | Iq3M, false) => TensorType::Q4_K,
         (Q3KL, false) => TensorType::Q5_K,
         _ => mix.base(),
     }
@@ -303,8 +401,10 @@ enum Kind {
     /// Value projections, alone, joined with queries and keys, and MLA's joint up-projection of
     /// keys and values.
     Value,
+    Query,
     Key,
     AttentionOutput,
+    GateOrUp,
     Down,
     Other,
 }
@@ -315,9 +415,11 @@ fn kind(name: &str) -> Kind {
         "output.weight" => Kind::Output,
         "token_embd.weight" => Kind::Embedding,
         _ if is_one_of(&["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"]) => Kind::Value,
+        _ if is_one_of(&["attn_q.weight"]) => Kind::Query,
         _ if is_one_of(&["attn_k.weight"]) => Kind::Key,
         _ if is_one_of(&["attn_output.weight"]) => Kind::AttentionOutput,
         _ if name.contains("ffn_down") => Kind::Down,
+        _ if name.contains("ffn_gate") || name.contains("ffn_up") => Kind::GateOrUp,
         _ => Kind::Other,
     }
 }

@@ -29,6 +29,7 @@ mod requantize;
 mod rope;
 mod routing;
 mod rows;
+mod shards;
 mod source;
 mod spm;
 mod steps;
@@ -39,11 +40,12 @@ mod tokenizer;
 mod view;
 mod vocab;
 
-pub use imatrix::{Imatrix, Importance};
+pub use imatrix::{Imatrix, ImatrixFacts, Importance, write as write_imatrix};
 pub use layout::Layout;
-pub use mix::{Mix, ModelFacts, READ_ONLY, file_type_name, tensor_type};
-pub use requantize::{QuantizeOptions, quantize};
+pub use mix::{Mix, ModelFacts, READ_ONLY, file_type_name, needs_imatrix, tensor_type};
+pub use requantize::{QuantizeOptions, TypeRule, TypeRules, block_type, quantize};
 pub use routing::Routing;
+pub use shards::{Cut, SplitOptions, merge, path as shard_path, plan as split_plan, split};
 pub use synth::{
     PRESETS, SynthOptions, preset_architecture, preset_header, synth, synth_type_names,
 };

@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::FileExt;
 
+use super::stream::Job;
 use crate::experts::{ExpertTensors, LayerExperts, Part};
 use crate::gguf::{Gguf, Shard, TensorInfo, TensorType};
 use crate::model::granules::{self, GranuleKeys};
@@ -41,13 +42,21 @@ impl<'a> Source<'a> {
         for t in gguf.tensors() {
             match (granules::layer_of(&t.name), &keys) {
                 (Some(layer), Some(keys)) => all.extend(Self::woven(gguf, keys, layer, t)?),
-                _ => {
-                    let (name, dims) = (t.name.clone(), t.dims.clone());
-                    all.push(Self::new(gguf, t, (name, dims, t.ty), From::Whole));
-                }
+                _ => all.push(Self::whole(gguf, t)),
             }
         }
         Ok(all)
+    }
+
+    /// A tensor as the file has it.
+    pub fn whole(gguf: &'a Gguf, t: &TensorInfo) -> Source<'a> {
+        Self::new(gguf, t, (t.name.clone(), t.dims.clone(), t.ty), From::Whole)
+    }
+
+    /// Copies it.
+    pub fn job(&self) -> Job<'_> {
+        let make = Box::new(|first, out: &mut [u8]| self.read(first, out).map(|()| 0));
+        Job::of_rows(&self.name, &self.dims, self.ty, make)
     }
 
     fn new(

@@ -38,6 +38,11 @@ pub fn threads(text: &str) -> Parsed<i64> {
     }
 }
 
+/// How many.
+pub fn n_threads(text: &str) -> Parsed<usize> {
+    values::integer(text, 1, MAX_THREADS)
+}
+
 /// A number of tokens, at least one.
 pub fn tokens(text: &str) -> Parsed<usize> {
     values::integer(text, 1, MAX_TOKENS)
@@ -226,6 +231,7 @@ impl WeightArgs {
             only_experts: false,
             overrides: Vec::new(),
             adapters: self.adapters.files(),
+            sums_inputs: false,
             without_text: false,
             test: TestHooks::default(),
         }

@@ -7,7 +7,7 @@ use clap::builder::PossibleValuesParser;
 
 use super::out;
 use crate::Result;
-use crate::convert::{ConvertOptions, Layout, Mix, Written, convert};
+use crate::convert::{ConvertOptions, Layout, Mix, Written, convert, needs_imatrix};
 use crate::units::size;
 
 #[derive(Args, Debug)]
@@ -43,9 +43,10 @@ pub struct ConvertArgs {
 /// The name of the checkpoint's own types, which are no mix.
 const OWN_TYPES: &str = "auto";
 
-/// The names of all mixes, for clap to check and show.
+/// The names of mixes that need no importance matrix, for clap to check and show.
 fn mix_names() -> PossibleValuesParser {
-    PossibleValuesParser::new([OWN_TYPES].into_iter().chain(Mix::names()))
+    let names = Mix::names().filter(|name| !Mix::from_name(name).is_some_and(needs_imatrix));
+    PossibleValuesParser::new([OWN_TYPES].into_iter().chain(names))
 }
 
 /// The layout of routed experts in the file.

@@ -85,6 +85,20 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "moeba split",
+        [
+            ("Cut a model for an upload", "moeba split --split-max-size 45G model.gguf model"),
+            ("See the files that it would be", "moeba split --dry-run model.gguf model"),
+        ],
+    ),
+    (
+        "moeba merge",
+        [
+            ("Put a downloaded model together", "moeba merge model-00001-of-00003.gguf model.gguf"),
+            ("The same as llama-gguf-split", "moeba split --merge m-00001-of-00003.gguf m.gguf"),
+        ],
+    ),
+    (
         "moeba inspect",
         [
             ("Show metadata, tensors and experts", "moeba inspect model.gguf"),
@@ -146,8 +160,18 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         [
             ("Score a text", "moeba perplexity model.gguf -f wiki.test.raw"),
             (
-                "Score 20 windows of 2,048 tokens, and keep the figures",
-                "moeba perplexity model.gguf -f text.txt -c 2048 --chunks 20 --stats ppl.json",
+                "Compare a quantized model with one whose probabilities were kept",
+                "moeba perplexity q4.gguf --kl-divergence --kl-divergence-base f16.kld",
+            ),
+        ],
+    ),
+    (
+        "moeba imatrix",
+        [
+            ("Measure on a text", "moeba imatrix model.gguf -f calibration.txt -o imatrix.gguf"),
+            (
+                "Go on with another text",
+                "moeba imatrix model.gguf -f more.txt --in-file imatrix.gguf -o both.gguf",
             ),
         ],
     ),

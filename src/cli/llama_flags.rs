@@ -5,7 +5,8 @@
 use super::llama_server_flags::{SERVER_HARMLESS, SERVER_REFUSED};
 
 /// Subcommands that load a model, and take llama.cpp's flags.
-pub const LOADERS: &[&str] = &["run", "serve", "bench", "perplexity", "logits", "record"];
+pub const LOADERS: &[&str] =
+    &["run", "serve", "bench", "perplexity", "imatrix", "logits", "record"];
 
 /// Names of one flag; a subcommand has it under at least one of them.
 pub const SYNONYMS: &[&str] = &[
@@ -19,7 +20,7 @@ pub const SYNONYMS: &[&str] = &[
     "-d --n-depth",
     "-dev --device",
     "-e --escape",
-    "-f --file",
+    "-f -bf --file --binary-file",
     "-h --help --usage",
     "-hff --hf-file",
     "-hft --hf-token",
@@ -234,7 +235,6 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         &["-C -Cr -Cb -Crb --cpu-mask* --cpu-range*"],
     ),
     ("use --device cuda:N, where N is the GPU's number", &["-mg --main-gpu"]),
-    ("use -f FILE", &["-bf --binary-file"]),
     ("moeba leaves control tokens out of answers", &["-sp --special"]),
     ("the result goes to standard output: use > FILE", &["-o --output --output-file"]),
     ("the result goes to standard output only", &["-oe --output-err"]),
@@ -242,12 +242,10 @@ pub const REFUSED: &[(&str, &[&str])] = &[
     ("use --log-format json", &["--log-jsonl"]),
     ("`moeba serve --log-requests full` logs requests with their bodies", &["--log-prompts-dir"]),
     (
-        "`moeba perplexity` only scores a text",
-        &[
-            "--hellaswag* --winogrande* --multiple-choice* --kl-divergence* --save-all-logits",
-            "--ppl-*",
-        ],
+        "it is a flag of `moeba perplexity`",
+        &["--hellaswag* --winogrande* --multiple-choice* --kl-divergence* --save-all-logits"],
     ),
+    ("windows follow each other, and --stats has the figures", &["--ppl-*"]),
     (
         "moeba has no embeddings yet",
         &["--pooling --attention -embd --embd-* --embedding --embeddings --rerank --reranking"],

@@ -19,6 +19,7 @@ mod forecast;
 mod grammar;
 mod help;
 mod hub;
+mod imatrix;
 mod inspect;
 mod launch;
 mod llama_flags;
@@ -46,6 +47,7 @@ mod sampling;
 mod selftest;
 mod serve;
 mod serve_ray;
+mod split;
 mod stats;
 mod stdin;
 mod suggest;
@@ -117,6 +119,10 @@ enum Command {
     Convert(convert::ConvertArgs),
     /// Convert a GGUF file to another type or layout
     Quantize(quantize::QuantizeArgs),
+    /// Cut a GGUF file into several, as llama-gguf-split does
+    Split(split::Args),
+    /// Put the files of a split model together
+    Merge(split::MergeArgs),
     /// Show what a model file contains, or check it
     Inspect(inspect::InspectArgs),
     /// Convert text to token ids
@@ -129,6 +135,8 @@ enum Command {
     Logits(logits::Args),
     /// Measure how well a model predicts a text, as llama.cpp defines it
     Perplexity(perplexity::Args),
+    /// Measure which columns of a model's matrices matter, for quantize --imatrix
+    Imatrix(imatrix::Args),
     /// Measure prompt and decode speed, as llama-bench does
     Bench(bench::Args),
     /// Show what this machine has and how fast it is
@@ -198,12 +206,15 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Launch(args) => launch::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Quantize(args) => quantize::run(args),
+        Command::Split(args) => split::run(args),
+        Command::Merge(args) => split::run_merge(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => tokenize::detokenize(args),
         Command::Render(args) => render::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
+        Command::Imatrix(args) => imatrix::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Selftest(args) => selftest::run(args),

@@ -95,15 +95,27 @@ impl Prepared {
     }
 }
 
-/// Whether adapters can be computed where the model is.
+/// Whether adapters, and sums of inputs, can be computed where the model is.
 fn check_adapters(options: &EngineOptions, devices: &[Device]) -> Result<()> {
-    let why = match () {
-        _ if options.adapters.is_empty() => return Ok(()),
-        _ if !devices.is_empty() => "the CPU computes adapters: add --device cpu",
-        _ if !options.peers.urls.is_empty() => "peers have no adapters: leave out --peers",
+    let has_peers = !options.peers.urls.is_empty();
+    let why = match options.adapters.is_empty() {
+        true if options.sums_inputs && has_peers => {
+            "what peers compute cannot be summed here: leave out --peers"
+        }
+        true if options.sums_inputs && !devices.is_empty() => {
+            "the CPU sums activations: add --device cpu"
+        }
+        false if !devices.is_empty() => {
+            "--lora: the CPU computes adapters: add --device cpu, or merge the adapter with moeba \
+             convert --lora"
+        }
+        false if has_peers => {
+            "--lora: peers have no adapters: leave out --peers, or merge the adapter with moeba \
+             convert --lora"
+        }
         _ => return Ok(()),
     };
-    Err(Error::Usage(format!("--lora: {why}, or merge the adapter with moeba convert --lora")))
+    Err(Error::Usage(why.into()))
 }
 
 /// Memory for pages and states; none for encoder–decoder models, whose texts pages do not keep.
@@ -391,7 +403,8 @@ impl Engine {
             }
         };
         model.adapters = Adapters::read(&options.adapters, &model)?;
-        cpu.keeps_inputs = model.adapters.is_some();
+        model.input_sums = options.sums_inputs.then(Default::default);
+        cpu.keeps_inputs = model.adapters.is_some() || model.input_sums.is_some();
         let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
         plan.io = model.hierarchy().io().unwrap_or(plan.io);
         let hierarchy = model.hierarchy().clone();

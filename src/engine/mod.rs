@@ -65,6 +65,7 @@ pub use crate::forward::{Logits, TopK};
 use crate::gguf::Gguf;
 use crate::model::Model;
 pub use crate::model::adapters::AdapterFile;
+pub use crate::model::input_sums::{InputSums, Sums};
 pub use crate::model::kv::CacheType;
 pub use crate::policy::Phase;
 use crate::sample::grammar::Grammars;
@@ -133,6 +134,11 @@ impl Engine {
     /// How much of each adapter texts take that do not say; empty without adapters.
     pub fn adapter_scales(&self) -> &[f32] {
         self.model.adapters.as_ref().map_or(&[], |adapters| &adapters.defaults)
+    }
+
+    /// Sums of what the model's matrices have read so far; `None` if nobody asked for them.
+    pub fn input_sums(&self) -> Option<&InputSums> {
+        self.model.input_sums.as_ref()
     }
 
     /// The file that the model was loaded from: metadata and tensors.

@@ -7,7 +7,7 @@ use crate::experts::LayerExperts;
 use crate::forward::CpuPass;
 use crate::gguf::TensorType;
 use crate::model::Model;
-use crate::model::weights::{FfnWeights, Gate, Linear, Matrix};
+use crate::model::weights::{FfnWeights, Linear, Matrix};
 use crate::simd::{ActView, FloatBuffer};
 
 impl Model {
@@ -52,11 +52,7 @@ impl<'p> CpuPass<'p, '_> {
 
     /// The adapters of a layer's routed experts, or of its dense one.
     pub(super) fn adapted_experts(&self, l: usize, ffn: &FfnWeights) -> Option<AdaptedExperts<'p>> {
-        let weights = &self.model.weights;
-        self.adapted_of(match ffn.gate {
-            Gate::Router(_) => weights.routed[l].as_ref(),
-            Gate::Dense(_) => weights.dense[l].as_ref(),
-        })
+        self.adapted_of(self.model.weights.experts_of(l, &ffn.gate))
     }
 
     /// The adapters of some experts.

@@ -71,6 +71,7 @@ impl CpuPass<'_, '_> {
         c.absorbed.resize(n * n_head * rank);
         let mats = w.k_b.mats(&model.gguf);
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, nope, &c.nope);
+        model.sum_head_inputs(&w.k_b, &m.acts);
         cpu.head_products(mats, m.acts.view(mats.all.ty), &mut c.absorbed);
         let heads = c.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(head_dim));
         m.k.copy_from(heads.flat_map(|(absorbed, q)| [absorbed, &q[nope..]]));
@@ -83,6 +84,7 @@ impl CpuPass<'_, '_> {
         m.attended.resize(n * n_head * head_dim_v);
         let mats = w.v_b.mats(&model.gguf);
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * n_head, rank, &m.latent.absorbed);
+        model.sum_head_inputs(&w.v_b, &m.acts);
         cpu.head_products(mats, m.acts.view(mats.all.ty), &mut m.attended);
         if w.gate.is_some() {
             cpu.kernels.sigmoid(&mut m.gate);

@@ -12,6 +12,7 @@ mod events;
 mod gated_delta;
 pub mod gpu;
 mod indexer;
+mod input_sums;
 mod kda;
 mod last_layer;
 mod layer_inputs;
@@ -346,6 +347,7 @@ impl Model {
         out: &'a mut impl FloatBuffer,
         n: usize,
     ) -> Product<'a> {
+        self.sum_inputs(&linear.weight, acts);
         let out = out.with_len(n * linear.weight.rows);
         let mat = linear.weight.mat(&self.gguf);
         let (acts, bias) = (acts.view(mat.ty), linear.bias.as_deref());

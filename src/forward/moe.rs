@@ -153,6 +153,8 @@ impl CpuPass<'_, '_> {
         if let Some(adapted) = &adapted {
             cpu.end_low_rank(&adapted.down, &mut b.ffn.expert);
         }
+        let of_layer = model.weights.experts_of(l, &ffn.gate);
+        model.sum_expert_inputs(l, of_layer, &b.ffn.demand, &b.acts, &b.ffn.expert);
         // ordered sum
         let start = Instant::now();
         match &ffn.latent {
@@ -239,6 +241,7 @@ impl CpuPass<'_, '_> {
         if let Some(gate) = &shared.gate {
             let mat = gate.mat(&self.model.gguf);
             let adapted = self.adapted(gate, &b.acts);
+            self.model.sum_inputs(gate, &b.acts);
             let (acts, out) = (b.acts.view(mat.ty), &mut b.ffn.only_gate[..]);
             cpu.products([Product { mat, acts, bias: None, scale: 1.0, out, adapted }]);
             cpu.kernels.sigmoid(&mut b.ffn.only_gate);
@@ -303,6 +306,8 @@ impl CpuPass<'_, '_> {
         if let Some(adapted) = &form.adapted {
             cpu.end_low_rank(&adapted.down, &mut f.expert);
         }
+        let of_layer = store.layer(l);
+        self.model.sum_expert_inputs(l, of_layer.as_ref(), &f.only_demand, &b.acts, &f.expert);
         cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);
         store.release(&mut f.only_work);
         Ok(())

@@ -379,7 +379,7 @@ fn describe_folder(path: &Path) -> String {
 }
 
 /// `stem-00001-of-00003.gguf`: the name that llama.cpp gives shard `no` (from 0) of `n`.
-fn shard_name(stem: &str, no: u32, n: u32) -> String {
+pub fn shard_name(stem: &str, no: u32, n: u32) -> String {
     format!("{stem}-{:05}-of-{n:05}.gguf", u64::from(no) + 1)
 }
 

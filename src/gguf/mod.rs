@@ -20,7 +20,7 @@ mod value;
 mod writer;
 
 pub use check::first_non_finite;
-pub use file::{Gguf, Shard};
+pub use file::{Gguf, Shard, shard_name};
 pub use header::{Header, Metadata, TensorInfo};
 #[cfg(unix)]
 pub(crate) use lost_pages::install as report_lost_pages;

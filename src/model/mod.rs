@@ -9,6 +9,7 @@ pub mod granules;
 pub(crate) mod heads;
 pub(crate) mod hyper;
 pub(crate) mod indexer;
+pub mod input_sums;
 pub mod kv;
 mod layers;
 pub(crate) mod next_token;
@@ -36,6 +37,7 @@ use crate::gguf::Gguf;
 use adapters::Adapters;
 use descriptor::Descriptor;
 pub use hyper::HyperParams;
+use input_sums::InputSums;
 use next_token::NextTokenHead;
 use rope::RopeFactors;
 use weights::{Gate, NextTokenWeights, Weights};
@@ -204,6 +206,8 @@ pub struct Model {
     pub(crate) next: Option<Box<NextTokenHead>>,
     /// Adapters that sessions take parts of; the CPU computes them.
     pub(crate) adapters: Option<Adapters>,
+    /// Present where the inputs of matrices are summed; the CPU computes them.
+    pub(crate) input_sums: Option<InputSums>,
 }
 
 impl Model {
@@ -237,6 +241,7 @@ impl Model {
             shared,
             next: None,
             adapters: None,
+            input_sums: None,
         }
     }
 

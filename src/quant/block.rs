@@ -69,12 +69,7 @@ pub unsafe trait Block: Copy + 'static {
 
     /// The nearest block that the format's search finds for `x` (finite values, `LEN` of them),
     /// where an error of value i counts `importance[i]` times, if that is known.
-    ///
-    /// # Panics
-    /// If the format has no quantiser ([`super::can_quantize`]).
-    fn quantize(_x: &[f32], _importance: Option<&[f32]>) -> Self {
-        panic!("{} has no quantiser", Self::TYPE)
-    }
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self;
 
     fn dequantize(&self, out: &mut [f32]);
 }

@@ -121,12 +121,6 @@ pub fn is_supported(ty: TensorType) -> bool {
     found
 }
 
-/// Whether [`quantize`] can make the type.
-pub fn can_quantize(ty: TensorType) -> bool {
-    use TensorType::*;
-    is_supported(ty) && !matches!(ty, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
-}
-
 /// Calls a generic function with the block type of a tensor type.
 #[macro_export]
 macro_rules! with_block {
@@ -207,7 +201,7 @@ fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
 /// Stores `src` (whole rows) in `dst`; returns how many values were NaN or infinite.
 ///
 /// # Panics
-/// If the sizes do not fit each other or the type has no quantiser.
+/// If the sizes do not fit each other or the type is not supported.
 pub fn quantize(ty: TensorType, src: &[f32], dst: &mut [u8]) -> usize {
     quantize_weighted(ty, src, None, src.len(), dst)
 }

@@ -24,6 +24,9 @@ mod doctor;
 // Messages about model files, vocabularies, token ids, messages and chat templates.
 mod files;
 
+// `imatrix`, divergence from another model, and scores of tasks.
+mod judge;
+
 // `launch`: what it prints for each client.
 mod launch;
 

@@ -9,6 +9,12 @@ pub fn types() -> Vec<TensorType> {
     TensorType::all().filter(|ty| quant::is_supported(*ty)).collect()
 }
 
+/// Whether a format is one of grids, whose search takes long.
+fn is_of_grid(ty: TensorType) -> bool {
+    use TensorType::*;
+    matches!(ty, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
+}
+
 /// Rows of quantised and of random blocks, by turns of a coin; `gap` bytes between rows.
 pub fn weights(
     ty: TensorType,
@@ -20,12 +26,12 @@ pub fn weights(
     let row = ty.row_bytes(cols as u64).unwrap() as usize;
     let mut bytes = vec![0xff; rows * (row + gap)];
     for chunk in bytes.chunks_exact_mut(row + gap) {
-        if quant::can_quantize(ty) {
+        if !is_of_grid(ty) {
             quantize(ty, &random.floats(cols), &mut chunk[..row]);
         }
         if ty.block_len() > 1 {
             for block in chunk[..row].chunks_exact_mut(ty.block_bytes()) {
-                if !quant::can_quantize(ty) || random.next().is_multiple_of(2) {
+                if is_of_grid(ty) || random.next().is_multiple_of(2) {
                     any_bits(ty, block, random);
                 }
             }

@@ -265,6 +265,7 @@ fn quantize_gives_the_bytes_that_convert_gives() {
                 layout: Layout::Standard,
                 imatrix: None,
                 allow_requantize: false,
+                ..Default::default()
             };
             quantize(&options).unwrap();
             let direct = folder.path().join("direct");
@@ -287,6 +288,7 @@ fn quantised_weights_are_quantised_again_only_on_request() {
         layout: Layout::Standard,
         imatrix: None,
         allow_requantize: false,
+        ..Default::default()
     };
     let e = quantize(&options).unwrap_err().to_string();
     assert!(e.contains("Q8_0") && e.contains("--allow-requantize"), "{e}");

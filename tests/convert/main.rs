@@ -24,6 +24,9 @@ mod process;
 // Checkpoints that other libraries quantised, weight by weight.
 mod quantised;
 
+// Models in several files, and types of single tensors.
+mod shards;
+
 // Files with random weights: every preset is understood, and routers choose as they are told to.
 mod synth;
 

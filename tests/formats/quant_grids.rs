@@ -89,3 +89,40 @@ fn integer_dots_are_exact() {
         moeba::with_int_block!(ty, integers_are_those_of_the_values(divisor));
     }
 }
+
+#[test]
+fn any_values_are_quantised() {
+    let extremes = [0.0, f32::MAX, f32::MIN_POSITIVE, 1e-45, 1e30, -1e-30, 65504.0, -3.0];
+    for (ty, _) in TYPES {
+        let mut back = vec![1.0; 256];
+        let mut bytes = vec![0; ty.row_bytes(256).unwrap() as usize];
+        quant::quantize(ty, &[0.0; 256], &mut bytes);
+        quant::dequantize(ty, &bytes, &mut back);
+        assert!(back.iter().all(|x| *x == 0.0), "{ty}");
+        for a in extremes {
+            let x: Vec<f32> =
+                (0..256).map(|k| if k % 3 == 0 { a } else { 0.01 * k as f32 }).collect();
+            quant::quantize(ty, &x, &mut bytes);
+            quant::dequantize(ty, &bytes, &mut back);
+            assert!(back.iter().all(|x| x.is_finite()), "{ty}: {a}");
+        }
+    }
+}
+
+#[test]
+fn blocks_of_values_that_a_format_has_are_found_again() {
+    // Scales that are alike, and values whose signs are even.
+    for (ty, _) in TYPES {
+        let values = golden_values(ty);
+        let (mut error, mut square) = (0f64, 0f64);
+        for x in values.chunks_exact(256).take(8).filter(|x| x.iter().all(|x| x.is_finite())) {
+            let (mut bytes, mut back) = (vec![0; ty.block_bytes()], vec![0.0; 256]);
+            quant::quantize(ty, x, &mut bytes);
+            quant::dequantize(ty, &bytes, &mut back);
+            error += x.iter().zip(&back).map(|(x, b)| f64::from(x - b).powi(2)).sum::<f64>();
+            square += x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        }
+        println!("{ty}: {}", (error / square).sqrt());
+        assert!(error < 0.09 * square, "{ty}: {error} {square}");
+    }
+}

@@ -1,7 +1,7 @@
 //! Seeded numbers and weights.
 
 use crate::gguf::TensorType;
-use crate::quant::{self, quantize};
+use crate::quant::quantize;
 
 /// A fixed sequence (splitmix64).
 pub struct Random(pub u64);
@@ -35,15 +35,10 @@ impl Random {
 /// from theirs.
 const POOL: usize = 2048;
 
-/// Dense rows of blocks in any order: quantised if the engine can quantise the format, else random
-/// bits.
+/// Dense rows of quantised blocks in any order.
 pub fn weights(ty: TensorType, rows: usize, cols: usize, random: &mut Random) -> Vec<u8> {
     let mut pool = vec![0; POOL / ty.block_len() * ty.block_bytes()];
-    if quant::can_quantize(ty) {
-        quantize(ty, &random.floats(POOL), &mut pool);
-    } else {
-        pool.chunks_exact_mut(ty.block_bytes()).for_each(|block| any_bits(ty, block, random));
-    }
+    quantize(ty, &random.floats(POOL), &mut pool);
     let row = ty.row_bytes(cols as u64).expect("whole blocks") as usize;
     let mut bytes = vec![0; rows * row];
     for block in bytes.chunks_exact_mut(ty.block_bytes()) {

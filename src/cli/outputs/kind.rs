@@ -7,6 +7,12 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Gguf,
+    /// The files of a split model, of which the name is the beginning.
+    Shards,
+    /// One that is not there yet.
+    New,
+    /// `perplexity --kl-divergence-base`
+    Probabilities,
     Npy,
     Trace,
     Profile,
@@ -35,7 +41,9 @@ impl Kind {
     /// With an article, for messages.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Gguf => "a GGUF file",
+            Kind::Gguf | Kind::Shards => "a GGUF file",
+            Kind::New => "a new file",
+            Kind::Probabilities => "a file of probabilities",
             Kind::Npy => "a NumPy array",
             Kind::Trace => "a moeba trace",
             Kind::Profile => "a moeba profile",
@@ -68,7 +76,9 @@ impl Kind {
         let is_empty = std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0);
         is_empty
             || match self {
-                Kind::Gguf => begins(b"GGUF"),
+                Kind::Gguf | Kind::Shards => begins(b"GGUF"),
+                Kind::New => false,
+                Kind::Probabilities => begins(b"_logits_"),
                 Kind::Npy => begins(b"\x93NUMPY"),
                 Kind::Trace => begins(b"MOEBATRC"),
                 Kind::Profile => begins(b"MOEBAPRO"),

@@ -29,6 +29,10 @@ const OUTPUTS: &[(&str, &str, Kind)] = &[
     ("convert", "output", Kind::Gguf),
     ("quantize", "output", Kind::Gguf),
     ("synth", "output", Kind::Gguf),
+    ("imatrix", "output", Kind::Gguf),
+    ("perplexity", "kl_divergence_base", Kind::Probabilities),
+    ("split", "output", Kind::Shards),
+    ("merge", "output", Kind::New),
     ("logits", "output", Kind::Npy),
     ("logits", "experts", Kind::Npy),
     ("trace record", "output", Kind::Trace),
@@ -38,6 +42,9 @@ const OUTPUTS: &[(&str, &str, Kind)] = &[
     ("experts", "ready_file", Kind::Url),
     ("serve", "ready_file", Kind::Url),
 ];
+
+/// Bytes of "-00001-of-00003.gguf".
+const SHARD_END: usize = 20;
 
 /// Values of `--profile` that are no file.
 const NO_PROFILE: [&str; 2] = ["none", "auto"];
@@ -62,6 +69,7 @@ pub fn check(command: &Command, matches: &ArgMatches, force: bool) -> Result<()>
     for file in &files {
         match file.kind {
             Kind::Manual => file.check_manual(force)?,
+            Kind::Shards => file.check_shards(&inputs, force)?,
             kind => file.check_file(kind, &file.path, force)?,
         }
     }
@@ -92,7 +100,14 @@ impl Files {
             let id = arg.get_id().as_str();
             let given = !matches!(matches.value_source(id), None | Some(ValueSource::DefaultValue));
             let values = matches.try_get_raw(id).ok().flatten().filter(|_| given);
-            let kind = kind_of(path, id);
+            let has = |flag: &str| matches.try_get_one(flag).ok().flatten() == Some(&true);
+            let kind = match kind_of(path, id) {
+                Some(Kind::Gguf) if has("keep_split") => Some(Kind::Shards),
+                Some(Kind::Shards) if has("merge") => Some(Kind::New),
+                Some(Kind::Shards) if has("dry_run") => continue,
+                Some(Kind::Probabilities) if has("kl_divergence") => None,
+                kind => kind,
+            };
             for value in values.into_iter().flatten() {
                 match kind {
                     Some(Kind::Profile) if NO_PROFILE.iter().any(|name| *name == value) => {}
@@ -313,6 +328,25 @@ impl Output {
         }
     }
 
+    /// Files of a split model that may be there already, under names that begin like this.
+    fn check_shards(&self, inputs: &[Input], force: bool) -> Result<()> {
+        self.check_folder(new_file::folder(&self.path))?;
+        let name = self.path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let prefix = name.strip_suffix(".gguf").unwrap_or(name);
+        for entry in fs::read_dir(new_file::folder(&self.path)).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            let is_shard = !other_shards(&path).is_empty();
+            let is_own = name.strip_prefix(prefix).is_some_and(|rest| rest.len() == SHARD_END);
+            if is_shard && is_own {
+                let shard = Output { label: self.label.clone(), path, kind: Kind::New };
+                inputs.iter().try_for_each(|input| shard.check_not(input))?;
+                shard.check_file(shard.kind, &shard.path, force)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The folder of `man --dir`, which may have pages already.
     fn check_manual(&self, force: bool) -> Result<()> {
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
@@ -340,6 +374,7 @@ mod tests {
         "folder",
         "input",
         "imatrix",
+        "in_file",
         "lora",
         "messages",
         "trace",

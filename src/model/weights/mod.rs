@@ -127,6 +127,14 @@ pub struct Weights {
 }
 
 impl Weights {
+    /// A layer's experts behind a gate: the routed ones, or the dense one.
+    pub fn experts_of(&self, l: usize, gate: &Gate) -> Option<&LayerExperts> {
+        match gate {
+            Gate::Router(_) => self.routed[l].as_ref(),
+            Gate::Dense(_) => self.dense[l].as_ref(),
+        }
+    }
+
     pub fn bind(gguf: &Gguf, descriptor: &Descriptor, hyper: &HyperParams) -> Result<Weights> {
         let b = Binder::new(gguf, descriptor, hyper)?;
         let embd = b.require("token_embd", 0)?;

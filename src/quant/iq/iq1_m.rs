@@ -5,9 +5,11 @@
 //! four hexadecimal digits of the f16 d, last digit first.
 
 use super::grids::{self, Group};
+use super::search::{self, Codes, Format, Grid};
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, IntBlock, Over};
 use half::f16;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -18,6 +20,16 @@ pub struct BlockIQ1M {
 }
 
 const _: () = assert!(size_of::<BlockIQ1M>() == 56);
+
+static SEARCH: LazyLock<Format<8>> = LazyLock::new(|| Format {
+    grid: Grid::new(&grids::IQ1, &[-1, 0, 1]),
+    n_sub: 16,
+    n_max: 7,
+    unit: 1.0,
+    shift: 0.125,
+    n_span: 1,
+    rungs: (0.9, 8),
+});
 
 impl BlockIQ1M {
     #[inline]
@@ -50,6 +62,22 @@ impl BlockIQ1M {
 unsafe impl Block for BlockIQ1M {
     const TYPE: TensorType = TensorType::IQ1_M;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let weights = search::weights(x, importance);
+        let Codes { d, scales, points, down } = SEARCH.quantize(x, &weights);
+        let half_byte = |k: usize| points[k] >> 8 | ((down >> k & 1) as u16) << 3;
+        let high = |j: usize| (0..4).rev().fold(0, |all, k| all << 4 | half_byte(4 * j + k));
+        let word = |i: usize| {
+            let low = (0..4).rev().fold(0, |all, k| all << 3 | u16::from(scales[4 * i + k]));
+            low | (d.to_f16().to_bits() >> (4 * i) & 15) << 12
+        };
+        BlockIQ1M {
+            qs: std::array::from_fn(|j| [0, 1, 2, 3].map(|k| points[4 * j + k] as u8)),
+            qh: std::array::from_fn(|j| high(j).to_le_bytes()),
+            scales: std::array::from_fn(|i| word(i).to_le_bytes()),
+        }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         grids::dequantize(self.scales().0, |j| self.group(j), out);

@@ -5,9 +5,11 @@
 //! down.
 
 use super::grids::{self, Group};
+use super::search::{self, Codes, Format, Grid};
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock, Over};
 use half::f16;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -18,6 +20,16 @@ pub struct BlockIQ1S {
 }
 
 const _: () = assert!(size_of::<BlockIQ1S>() == 50);
+
+static SEARCH: LazyLock<Format<8>> = LazyLock::new(|| Format {
+    grid: Grid::new(&grids::IQ1, &[-1, 0, 1]),
+    n_sub: 32,
+    n_max: 7,
+    unit: 1.0,
+    shift: 0.125,
+    n_span: 4,
+    rungs: (0.9, 8),
+});
 
 impl BlockIQ1S {
     /// The points of group j, and in bit k whether point k is shifted down.
@@ -41,6 +53,21 @@ impl BlockIQ1S {
 unsafe impl Block for BlockIQ1S {
     const TYPE: TensorType = TensorType::IQ1_S;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let weights = search::weights(x, importance);
+        let Codes { d, scales, points, down } = SEARCH.quantize(x, &weights);
+        let of_group = |j: usize| [0, 1, 2, 3].map(|k| points[4 * j + k]);
+        let high = |j: usize| {
+            let top = of_group(j).iter().rev().fold(0, |all, p| all << 3 | p >> 8);
+            top | u16::from(scales[j]) << 12 | ((down >> (4 * j) & 1) as u16) << 15
+        };
+        BlockIQ1S {
+            d,
+            qs: std::array::from_fn(|j| of_group(j).map(|p| p as u8)),
+            qh: std::array::from_fn(|j| high(j).to_le_bytes()),
+        }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         grids::dequantize(self.scales().0, |j| self.group(j), out);

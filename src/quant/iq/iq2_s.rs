@@ -4,9 +4,11 @@
 //! and 2k + 1 of `qh[j]`, its signs in `signs[j][k]`; the scales are the halves of `scales[j]`.
 
 use super::grids::{self, Group};
+use super::search::{self, Codes, Format, Grid, Signed};
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock, Over};
 use half::f16;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -19,6 +21,16 @@ pub struct BlockIQ2S {
 }
 
 const _: () = assert!(size_of::<BlockIQ2S>() == 82);
+
+static SEARCH: LazyLock<Format<8>> = LazyLock::new(|| Format {
+    grid: Grid::new(&grids::IQ2_S, &[8, 25, 43]),
+    n_sub: 16,
+    n_max: 15,
+    unit: 0.125,
+    shift: 0.0,
+    n_span: 1,
+    rungs: (0.7, 6),
+});
 
 impl BlockIQ2S {
     /// The points of group j and its 32 signs.
@@ -41,6 +53,21 @@ impl BlockIQ2S {
 unsafe impl Block for BlockIQ2S {
     const TYPE: TensorType = TensorType::IQ2_S;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let weights = search::weights(x, importance);
+        let signed = Signed::new(x, &weights, false);
+        let Codes { d, scales, points, .. } = SEARCH.quantize(&signed.magnitudes, &weights);
+        let of_group = |j: usize| [0, 1, 2, 3].map(|k| points[4 * j + k]);
+        let high = |j: usize| of_group(j).iter().rev().fold(0, |all, p| all << 2 | (p >> 8) as u8);
+        BlockIQ2S {
+            d,
+            qs: std::array::from_fn(|j| of_group(j).map(|p| p as u8)),
+            signs: std::array::from_fn(|j| [0, 1, 2, 3].map(|k| signed.signs[4 * j + k])),
+            qh: std::array::from_fn(high),
+            scales: std::array::from_fn(|j| scales[2 * j] | scales[2 * j + 1] << 4),
+        }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         grids::dequantize(self.scales().0, |j| self.group(j), out);

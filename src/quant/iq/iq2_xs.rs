@@ -4,9 +4,11 @@
 //! scales of group j are the halves of `scales[j]`, low first.
 
 use super::grids::{self, Group};
+use super::search::{self, Codes, Format, Grid, Signed};
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock, Over};
 use half::f16;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -17,6 +19,16 @@ pub struct BlockIQ2XS {
 }
 
 const _: () = assert!(size_of::<BlockIQ2XS>() == 74);
+
+static SEARCH: LazyLock<Format<8>> = LazyLock::new(|| Format {
+    grid: Grid::new(&grids::IQ2_XS, &[8, 25, 43]),
+    n_sub: 16,
+    n_max: 15,
+    unit: 0.125,
+    shift: 0.0,
+    n_span: 1,
+    rungs: (0.7, 6),
+});
 
 impl BlockIQ2XS {
     /// The points of group j and its 32 signs.
@@ -37,6 +49,18 @@ impl BlockIQ2XS {
 unsafe impl Block for BlockIQ2XS {
     const TYPE: TensorType = TensorType::IQ2_XS;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let weights = search::weights(x, importance);
+        let signed = Signed::new(x, &weights, true);
+        let Codes { d, scales, points, .. } = SEARCH.quantize(&signed.magnitudes, &weights);
+        let word = |k: usize| points[k] | u16::from(signed.signs[k] & 127) << 9;
+        BlockIQ2XS {
+            d,
+            qs: std::array::from_fn(|k| word(k).to_le_bytes()),
+            scales: std::array::from_fn(|j| scales[2 * j] | scales[2 * j + 1] << 4),
+        }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         grids::dequantize(self.scales().0, |j| self.group(j), out);

@@ -4,9 +4,11 @@
 //! has the signs of point k in bits 7k to 7k + 6 (see `grids::even_signs`) and s in the top four.
 
 use super::grids::{self, Group};
+use super::search::{self, Codes, Format, Grid, Signed};
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock, Over};
 use half::f16;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -16,6 +18,16 @@ pub struct BlockIQ2XXS {
 }
 
 const _: () = assert!(size_of::<BlockIQ2XXS>() == 66);
+
+static SEARCH: LazyLock<Format<8>> = LazyLock::new(|| Format {
+    grid: Grid::new(&grids::IQ2_XXS, &[8, 25, 43]),
+    n_sub: 32,
+    n_max: 15,
+    unit: 0.125,
+    shift: 0.0,
+    n_span: 1,
+    rungs: (0.7, 6),
+});
 
 impl BlockIQ2XXS {
     /// The points of group j and its 32 signs.
@@ -37,6 +49,19 @@ impl BlockIQ2XXS {
 unsafe impl Block for BlockIQ2XXS {
     const TYPE: TensorType = TensorType::IQ2_XXS;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let weights = search::weights(x, importance);
+        let signed = Signed::new(x, &weights, true);
+        let Codes { d, scales, points, .. } = SEARCH.quantize(&signed.magnitudes, &weights);
+        let group = |j: usize| {
+            let [p, q, r, s] = [0, 1, 2, 3].map(|k| points[4 * j + k] as u8);
+            let word = signed.fields(j) | u32::from(scales[j]) << 28;
+            let [a, b, c, d] = word.to_le_bytes();
+            [p, q, r, s, a, b, c, d]
+        };
+        BlockIQ2XXS { d, groups: std::array::from_fn(group) }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         grids::dequantize(self.scales().0, |j| self.group(j), out);

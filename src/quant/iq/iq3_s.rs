@@ -5,9 +5,11 @@
 //! of `scales[j / 2]`, low first.
 
 use super::grids::{self, Group};
+use super::search::{self, Codes, Format, Grid, Signed};
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock};
 use half::f16;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -20,6 +22,16 @@ pub struct BlockIQ3S {
 }
 
 const _: () = assert!(size_of::<BlockIQ3S>() == 110);
+
+static SEARCH: LazyLock<Format<4>> = LazyLock::new(|| Format {
+    grid: Grid::new(&grids::IQ3_S, &[1, 3, 5, 7, 9, 11, 13, 15]),
+    n_sub: 32,
+    n_max: 15,
+    unit: 1.0,
+    shift: 0.0,
+    n_span: 1,
+    rungs: (0.75, 5),
+});
 
 impl BlockIQ3S {
     /// The points of group j and its 32 signs.
@@ -43,6 +55,21 @@ impl BlockIQ3S {
 unsafe impl Block for BlockIQ3S {
     const TYPE: TensorType = TensorType::IQ3_S;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let weights = search::weights(x, importance);
+        let signed = Signed::new(x, &weights, false);
+        let Codes { d, scales, points, .. } = SEARCH.quantize(&signed.magnitudes, &weights);
+        let of_group = |j: usize| &points[8 * j..][..8];
+        let high = |j: usize| of_group(j).iter().rev().fold(0, |all, p| all << 1 | (p >> 8) as u8);
+        BlockIQ3S {
+            d,
+            qs: std::array::from_fn(|j| std::array::from_fn(|k| of_group(j)[k] as u8)),
+            qh: std::array::from_fn(high),
+            signs: std::array::from_fn(|j| [0, 1, 2, 3].map(|k| signed.signs[4 * j + k])),
+            scales: std::array::from_fn(|i| scales[2 * i] | scales[2 * i + 1] << 4),
+        }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         grids::dequantize(self.scales().0, |j| self.group(j), out);

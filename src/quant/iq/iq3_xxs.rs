@@ -4,9 +4,11 @@
 //! little-endian word as in IQ2_XXS.
 
 use super::grids::{self, Group};
+use super::search::{self, Codes, Format, Grid, Signed};
 use crate::gguf::TensorType;
 use crate::quant::block::{Block, Half, IntBlock, Over};
 use half::f16;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -17,6 +19,16 @@ pub struct BlockIQ3XXS {
 }
 
 const _: () = assert!(size_of::<BlockIQ3XXS>() == 98);
+
+static SEARCH: LazyLock<Format<4>> = LazyLock::new(|| Format {
+    grid: Grid::new(&grids::IQ3_XXS, &[4, 12, 20, 28, 36, 44, 52, 62]),
+    n_sub: 32,
+    n_max: 15,
+    unit: 0.25,
+    shift: 0.0,
+    n_span: 1,
+    rungs: (0.75, 5),
+});
 
 impl BlockIQ3XXS {
     /// The points of group j and its 32 signs.
@@ -36,6 +48,18 @@ impl BlockIQ3XXS {
 unsafe impl Block for BlockIQ3XXS {
     const TYPE: TensorType = TensorType::IQ3_XXS;
     const LEN: usize = 256;
+
+    fn quantize(x: &[f32], importance: Option<&[f32]>) -> Self {
+        let weights = search::weights(x, importance);
+        let signed = Signed::new(x, &weights, true);
+        let Codes { d, scales, points, .. } = SEARCH.quantize(&signed.magnitudes, &weights);
+        let word = |j: usize| signed.fields(j) | u32::from(scales[j]) << 28;
+        BlockIQ3XXS {
+            d,
+            qs: std::array::from_fn(|j| std::array::from_fn(|k| points[8 * j + k] as u8)),
+            words: std::array::from_fn(|j| word(j).to_le_bytes()),
+        }
+    }
 
     fn dequantize(&self, out: &mut [f32]) {
         grids::dequantize(self.scales().0, |j| self.group(j), out);

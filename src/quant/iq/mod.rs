@@ -11,4 +11,5 @@ pub mod iq3_s;
 pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
+mod search;
 mod table;

@@ -97,6 +97,15 @@ impl ExpertBuffers {
         self.inner_acts.resize(down, n_pairs, n_ff);
     }
 
+    pub fn n_ff(&self) -> usize {
+        self.n_ff
+    }
+
+    /// The input of an expert's down matrix for a pair, once all of its granules are computed: [n_ff].
+    pub fn inner(&self, pair: usize) -> &[f32] {
+        &self.inner[pair * self.n_ff..][..self.n_ff]
+    }
+
     /// The sums over the granules of these pairs' experts: [pairs, n_embd].
     pub fn partial(&self, pairs: Range<usize>) -> &[f32] {
         &self.partial[pairs.start * self.n_embd..pairs.end * self.n_embd]
