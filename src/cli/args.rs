@@ -170,6 +170,8 @@ impl BatchArgs {
     pub fn options(&self, n_ctx: usize, n_threads: Option<usize>) -> EngineOptions {
         EngineOptions {
             n_ctx: (n_ctx > 0).then_some(n_ctx),
+            memory: None,
+            n_models: 1,
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),

@@ -20,6 +20,7 @@ mod help;
 mod hub;
 mod inspect;
 mod launch;
+mod library;
 mod llama_flags;
 mod llama_server_flags;
 mod logging;
