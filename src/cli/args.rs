@@ -202,6 +202,8 @@ impl WeightArgs {
     ) -> EngineOptions {
         EngineOptions {
             n_ctx: (n_ctx > 0).then_some(n_ctx),
+            memory: None,
+            n_models: 1,
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),

@@ -24,7 +24,7 @@ pub const SERVER_HARMLESS: &[(&str, &[&str])] = &[
     ),
     ("GET /props is always there, and changes nothing", &["--props"]),
     ("two threads serve HTTP", &["--reuse-port", "--threads-http VALUE"]),
-    ("the model stays in memory while the server runs", &["--sleep-idle-seconds VALUE"]),
+    ("models are loaded when a request names them", &["--models-autoload"]),
     ("models have no tags", &["--tags VALUE"]),
     ("an answer goes on with an assistant's message at the end", &["--prefill-assistant"]),
     ("answers do not depend on what runs beside them", &["--exact"]),
@@ -42,7 +42,8 @@ pub const SERVER_REFUSED: &[(&str, &[&str])] = &[
         "the page is in the program",
         &["--path --ui-* --webui-* --no-ui-* --no-webui-* --server-base"],
     ),
-    ("moeba serves one model: put llama-swap in front", &["--models-* --no-models-*"]),
+    ("flags are for all models: start a server for each set of them", &["--models-preset"]),
+    ("models are always loaded when a request names them", &["--no-models-autoload"]),
     (
         "--cors-origins says whose pages may use the server",
         &["--cors-methods --cors-headers --cors-credentials --no-cors-credentials"],

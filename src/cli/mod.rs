@@ -22,6 +22,7 @@ mod hub;
 mod imatrix;
 mod inspect;
 mod launch;
+mod library;
 mod llama_flags;
 mod llama_server_flags;
 mod logging;

@@ -74,7 +74,7 @@ impl Prepared {
         };
         let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         let kv_bytes = context.kv_bytes(bound.hyper(), options) - on_device;
-        let available = plan::memory::available_bytes();
+        let available = available(options);
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
                 "the KV cache for {} tokens takes {}, but {} of memory are available: lower -c",
@@ -127,10 +127,11 @@ fn page_bytes(
     kv_bytes: u64,
 ) -> u64 {
     let (hyper, available) = (bound.hyper(), available.unwrap_or(0));
+    let share = options.n_models.max(1) as u64;
     if hyper.encoder.is_some() {
         return 0;
     }
-    let usual = (available / 8).min(MAX_PAGE_BYTES);
+    let usual = (available / 8 / share).min(MAX_PAGE_BYTES);
     let room = room_beside(bound, available, kv_bytes);
     let pages = options.page_ram.bytes(available).unwrap_or(usual.min(room.unwrap_or(usual)));
     pages + checkpoint_bytes(hyper, options, available)
@@ -150,13 +151,20 @@ fn body_bytes(
     available: Option<u64>,
     kv_bytes: u64,
 ) -> u64 {
-    let Some(available) = available else {
-        return options.body_ram.bytes(0).unwrap_or(*BODY_BYTES.end());
-    };
-    let usual = available / 8;
-    let room = room_beside(bound, available, kv_bytes);
+    let room = available.and_then(|available| room_beside(bound, available, kv_bytes));
+    usual_body_bytes(options.body_ram, available, room)
+}
+
+/// Memory for bodies of requests. Unless it is given, it is within `room`, but for some MiB.
+pub fn usual_body_bytes(asked: RamBudget, available: Option<u64>, room: Option<u64>) -> u64 {
+    let usual = available.map_or(*BODY_BYTES.end(), |available| available / 8);
     let fitting = usual.min(room.unwrap_or(usual)).clamp(*BODY_BYTES.start(), *BODY_BYTES.end());
-    options.body_ram.bytes(available).unwrap_or(fitting)
+    asked.bytes(available.unwrap_or(0)).unwrap_or(fitting)
+}
+
+/// Memory that a model can have.
+fn available(options: &EngineOptions) -> Option<u64> {
+    options.memory.or_else(plan::memory::available_bytes)
 }
 
 /// Memory for the states that are asked for; a model without any needs none.
@@ -456,9 +464,10 @@ pub(super) fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usiz
 fn default_room(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
     let states = kv_bytes(hyper, options, 0);
     let one = (kv_bytes(hyper, options, 1) - states).max(1);
-    let available = plan::memory::available_bytes().into_iter().chain(of_device).min();
+    let available = available(options).into_iter().chain(of_device).min();
     let states = states * options.n_sessions.max(1) as u64;
-    let room = available.map_or(u64::MAX, |bytes| (bytes / 4).saturating_sub(states) / one);
+    let share = 4 * options.n_models.max(1) as u64;
+    let room = available.map_or(u64::MAX, |bytes| (bytes / share).saturating_sub(states) / one);
     usize::try_from(room).unwrap_or(usize::MAX)
 }
 

@@ -78,8 +78,8 @@ pub use device::DeviceChoice;
 pub use generate::{
     ContextShift, FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink,
 };
-pub use load::default_threads;
 use load::kv_bytes;
+pub use load::{default_threads, usual_body_bytes};
 pub use options::{EngineOptions, TestHooks};
 pub(crate) use peers::tensor_types;
 pub use peers::{EXPERTS_ROUTE, ExpertsWork, GREETING_ROUTE, MAX_EXPERTS_BYTES, version};

@@ -24,6 +24,11 @@ pub struct EngineOptions {
     /// Context of a session in tokens (`-c`). `None`: what the model was trained for, or less if
     /// its KV cache would take more than a quarter of the memory that is available.
     pub n_ctx: Option<usize>,
+    /// Memory that is there for the model; `None`: what the system says is available.
+    pub memory: Option<u64>,
+    /// Models that share this memory: without a number of their own the context and the pages have
+    /// so much less.
+    pub n_models: usize,
     /// Sessions that there will be at a time (`--parallel`): the plan has memory for as many.
     pub n_sessions: usize,
     /// Sessions share the memory of their KV caches (`--kv-unified`). `n_ctx` is then that of all
@@ -123,6 +128,8 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             n_ctx: None,
+            memory: None,
+            n_models: 1,
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),

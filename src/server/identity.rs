@@ -34,7 +34,7 @@ fn settings(model: &Loaded, info: &ModelInfo) -> String {
     let content = (defaults.keeps_reasoning_in_content, model.trusts_content);
     let mut hash = Sha256::new();
     hash.update(format!("{:?};{limits:?};{content:?};", defaults.sampling));
-    hash.update(format!("{:?};{:?}", info.chat_template, model.variables));
+    hash.update(format!("{:?};{:?}", info.facts.chat_template, model.variables));
     hash.update(format!("{:?}", model.template.source()));
     hex(&hash.finalize()[..8])
 }

@@ -315,7 +315,7 @@ pub fn wanted(text: &str) -> Wanted {
 
 /// Fetches without looking at the progress.
 pub fn fetch(hub: &Hub, text: &str) -> moeba::Result<PathBuf> {
-    hub.fetch(&wanted(text), &mut |_| {})
+    hub.fetch(&wanted(text), &mut |_| Ok(()))
 }
 
 /// The sentence of an error, which says all these words.

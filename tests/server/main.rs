@@ -33,6 +33,10 @@ mod kv_disk;
 // Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
 mod hostile;
 
+// A hub of models.
+#[path = "../hub/support.rs"]
+mod hub;
+
 // The end of a server with its parent's, and what servers must have in common.
 mod lifeline;
 
@@ -47,6 +51,9 @@ mod lenient;
 
 // Before the model is loaded.
 mod loading;
+
+// Several models behind one server: names, loading and leaving, memory, downloads.
+mod models;
 
 // Ollama's routes: lines, figures, tools, thinking, the model, what is not served.
 mod ollama;

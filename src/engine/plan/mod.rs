@@ -249,6 +249,15 @@ impl MemoryPlan {
         matches!(self.place, Place::Streamed { .. }) || self.device.as_ref().is_some_and(to_device)
     }
 
+    /// Main memory that the model takes, mapped weights included, and the part of it that is for
+    /// experts.
+    pub fn resident_bytes(&self) -> (u64, u64) {
+        let sizes = &self.sizes;
+        let experts = self.expert_budget().map_or(sizes.expert_bytes, |b| b.min(sizes.slot_bytes));
+        let others = sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes + sizes.buffer_bytes;
+        (experts + others, experts)
+    }
+
     /// Bytes of memory for experts that are streamed from disk; `None` where they are in place.
     pub fn expert_budget(&self) -> Option<u64> {
         match self.place {

@@ -104,6 +104,8 @@ const BODIES: &[(&str, &Table)] = &[
     ("OllamaChat", &bodies::OLLAMA_CHAT),
     ("OllamaGenerate", &bodies::OLLAMA_GENERATE),
     ("OllamaShow", &bodies::OLLAMA_SHOW),
+    ("OllamaDownload", &bodies::OLLAMA_DOWNLOAD),
+    ("ModelName", &bodies::MODEL_NAME),
     ("Slot", &bodies::SLOT),
 ];
 
@@ -149,7 +151,11 @@ fn work(handler: Handler) -> Option<Work> {
         H::Ready => Work::get("Whether requests are taken", &["status"]),
         H::Metrics => text(Work::get("Series for Prometheus", &[])),
         H::OpenApi => Work::get("This document", &["openapi", "paths"]),
-        H::Models => Work::get("The model under each of its names", &["object", "data"]),
+        H::Models => Work::get("Each model under each of its names", &["object", "data"]),
+        H::ModelsLoad => Work::post("Begins to load a model", "ModelName", JSON, &["success"]),
+        H::ModelsUnload => {
+            Work::post("Lets a model go once it is idle", "ModelName", JSON, &["success"])
+        }
         H::Model => Work::get("The model", &["id", "object"]),
         H::Props => Work::get("The settings", &["default_generation_settings", "total_slots"]),
         H::Slots => Work::get("What each slot computes, as an array", &[]),
@@ -185,8 +191,12 @@ fn work(handler: Handler) -> Option<Work> {
             Work { media: STREAM, ..Work::get("Where every expert is, as it changes", &[]) }
         }
         H::OllamaVersion => Work::get("The version of Ollama's API", &["version"]),
-        H::OllamaTags => Work::get("The model as Ollama lists it", &["models"]),
-        H::OllamaProcesses => Work::get("The model, once it is loaded", &["models"]),
+        H::OllamaTags => Work::get("The models as Ollama lists them", &["models"]),
+        H::OllamaProcesses => Work::get("The models that are loaded", &["models"]),
+        H::OllamaPull => Work::post("Downloads a model", "OllamaDownload", LINES, &["status"]),
+        H::OllamaDelete => {
+            Work::post("Deletes a downloaded model", "OllamaDownload", JSON, &["status"])
+        }
         H::OllamaShow => {
             Work::post("Facts of the model", "OllamaShow", JSON, &["details", "model_info"])
         }
@@ -207,7 +217,7 @@ fn operation(route: &Route, method: &str) -> Value {
     let work = match (route.handler, method) {
         // Its body is no object.
         (Handler::Adapters, "POST") => Some(Work::get("Sets adapters' scales", &["success"])),
-        (handler, method) => work(handler).filter(|w| (method == "POST") == w.body.is_some()),
+        (handler, method) => work(handler).filter(|w| (method != "GET") == w.body.is_some()),
     };
     let mut responses = Map::new();
     let mut fail = |status: u16| {
