@@ -27,7 +27,7 @@ pub fn health(app: &App, query: &str) -> ApiResult<Response<Body>> {
         _ => None,
     };
     let progress = match &listing {
-        Some(listing) => listing.progress.map(f64::from),
+        Some(listing) => listing.progress,
         None if app.is_loaded() => None,
         None => Some(f64::from(app.progress.load(Ordering::Relaxed)) / 1000.0),
     };

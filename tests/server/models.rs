@@ -96,7 +96,7 @@ fn models_of_a_folder_are_listed_loaded_and_unloaded() {
     assert_eq!((answer.status, &answer.json()["model"]), (200, &json!("tiny")));
     let ps = server.get("/api/ps").json();
     assert_eq!((names(&ps["models"]), state(&server, "demo")), (vec!["tiny"], "unloaded".into()));
-    assert_eq!(server.get("/v1/models/tiny").json()["context_length"], 256);
+    assert_eq!(server.get("/v1/models/tiny").json()["context_length"], 128);
     // Facts of the file are the same before and after.
     assert_eq!(server.get("/api/tags").json(), tags);
     assert_eq!(server.get("/slots?model=tiny").json().as_array().unwrap().len(), 2);
@@ -240,12 +240,16 @@ fn one_model_sleeps_and_wakes() {
     assert_eq!(text(&server.post(CHAT, &chat("another"))), first);
 }
 
-/// Threads, open files and maps of models of the server's process.
+/// Threads, but for those of HTTP, which come and go; open files and maps of models of the server's
+/// process.
 fn holdings(server: &Server) -> [usize; 3] {
     let proc = PathBuf::from(format!("/proc/{}", server.child.id()));
-    let n = |name: &str| std::fs::read_dir(proc.join(name)).unwrap().count();
+    let threads = std::fs::read_dir(proc.join("task")).unwrap().flatten();
+    let name = |path: PathBuf| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+    let threads = threads.filter(|thread| name(thread.path()).trim() != "http").count();
+    let n_files = std::fs::read_dir(proc.join("fd")).unwrap().count();
     let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
-    [n("task"), n("fd"), maps.lines().filter(|line| line.ends_with(".gguf")).count()]
+    [threads, n_files, maps.lines().filter(|line| line.ends_with(".gguf")).count()]
 }
 
 #[test]
@@ -254,7 +258,6 @@ fn a_model_that_has_left_holds_nothing() {
     let server = start_dir(folder.path(), &["--ram", "50%"]);
     let mut seen = Vec::new();
     for i in 0..21 {
-        // Connections and threads that read requests come and go by themselves.
         let form = json!({"response_format": {"type": "json_object"}});
         assert_eq!(server.post(CHAT, &merged(chat("demo"), &form)).status, 200);
         assert_eq!(server.post("/models/unload", &json!({"model": "demo"})).status, 200);
@@ -272,8 +275,8 @@ fn a_model_that_has_left_holds_nothing() {
 fn settled(server: &Server) -> [usize; 3] {
     let start = Instant::now();
     let mut last = (holdings(server), Instant::now());
-    while last.1.elapsed() < Duration::from_secs(2) {
-        assert!(start.elapsed() < Duration::from_secs(120), "threads keep coming and going");
+    while last.1.elapsed() < Duration::from_millis(500) {
+        assert!(start.elapsed() < Duration::from_secs(60), "threads keep coming and going");
         std::thread::sleep(Duration::from_millis(50));
         let now = holdings(server);
         if now != last.0 {

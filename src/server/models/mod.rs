@@ -136,8 +136,8 @@ pub struct Listing {
     /// The name that llama-server has for it.
     pub state: &'static str,
     pub has_failed: bool,
-    /// The part that is loaded, of one that is being loaded.
-    pub progress: Option<f32>,
+    /// The part that is loaded, in thousandths of a whole, of one that is being loaded.
+    pub progress: Option<f64>,
     pub facts: Option<Arc<Facts>>,
     /// Whether it was loaded once.
     pub was_loaded: bool,
@@ -449,7 +449,8 @@ impl Models {
                 State::Unloaded if is_asleep => "sleeping",
                 State::Unloaded => "unloaded",
             },
-            progress: matches!(state, State::Loading).then_some(card.progress),
+            progress: matches!(state, State::Loading)
+                .then_some((f64::from(card.progress) * 1000.0).floor() / 1000.0),
             has_failed: card.failure.is_some() && lease.is_none(),
             was_loaded: card.load > 0,
             names: card.names,
@@ -662,5 +663,59 @@ impl Inner {
             format!("{n} requests wait for the model '{}' already", self.cards[id].names[0]);
         let error = ApiError::new(Kind::Overloaded, "server_overloaded", message);
         Err(error.after(Duration::from_secs(5)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Names(&'static [&'static str]);
+
+    impl Library for Names {
+        fn list(&self) -> Vec<Listed> {
+            self.0.iter().map(|name| Listed::new((*name).into(), PathBuf::from(name))).collect()
+        }
+
+        fn need(&self, _: &Listed) -> Result<Need> {
+            Ok(Need::default())
+        }
+
+        fn load(&self, _: &Listed, _: &mut dyn FnMut(f32)) -> Result<Loaded> {
+            Err(Error::invalid("there is no file"))
+        }
+
+        fn names(&self, _: &Listed) -> Vec<String> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn names_are_found_as_clients_spell_them() {
+        let roster = Roster::new(Limits::one());
+        let mut inner = Inner { roster, cards: Vec::new(), n_loads: 0, is_over: false };
+        let names = Names(&["u/m:Q8_0", "u/m:q4_k_m", "u/n:BF16", "plain", "Plain:latest", "u/mm"]);
+        inner.update(&names);
+        for (name, expected) in [
+            ("u/m:Q8_0", Some(0)),
+            ("hf:u/m:q8_0", Some(0)),
+            ("u/m", Some(1)),
+            ("hf.co/u/m:latest", Some(1)),
+            ("u/n", Some(2)),
+            ("plain", Some(3)),
+            ("PLAIN", Some(3)),
+            ("Plain:latest", Some(4)),
+            ("plain:latest", Some(3)),
+            ("u/m:Q2_K", None),
+            ("u", None),
+            ("", None),
+        ] {
+            assert_eq!(inner.find(name), expected, "{name}");
+        }
+        // One that is gone is not found, and has its number again when it comes back.
+        inner.update(&Names(&["plain"]));
+        assert_eq!((inner.find("u/m"), inner.find("plain")), (None, Some(3)));
+        inner.update(&names);
+        assert_eq!(inner.find("u/m"), Some(1));
     }
 }

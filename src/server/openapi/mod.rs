@@ -239,7 +239,17 @@ fn operation(route: &Route, method: &str) -> Value {
             if work.body.is_some() || is_list {
                 [408, 413, 415, 500, 501].into_iter().for_each(&mut fail);
             }
-            if work.body.is_some() || [Handler::Model, Handler::Page].contains(&route.handler) {
+            let of_model = [
+                Handler::Adapters,
+                Handler::Experts,
+                Handler::Health,
+                Handler::Metrics,
+                Handler::Model,
+                Handler::Page,
+                Handler::Props,
+                Handler::Slots,
+            ];
+            if work.body.is_some() || of_model.contains(&route.handler) {
                 fail(404);
             }
             // Flags decide whether they are served.

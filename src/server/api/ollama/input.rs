@@ -137,7 +137,7 @@ fn seconds(text: &str) -> Option<f64> {
     };
     let number = |digits: &str| digits.parse::<f64>().ok().filter(|x| x.is_finite());
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
-    if !rest.is_empty() && rest.chars().all(is_number) {
+    if rest.chars().all(is_number) {
         return number(rest).map(|x| sign * x);
     }
     let mut sum = 0.0;
@@ -147,7 +147,7 @@ fn seconds(text: &str) -> Option<f64> {
         sum += number(digits)? * factor;
         rest = &behind[unit.len()..];
     }
-    (!text.is_empty()).then_some(sign * sum)
+    Some(sign * sum)
 }
 
 /// A body that lets a model go and asks for nothing else: the name of the model.
@@ -333,6 +333,41 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_those_of_ollama() {
+        for (text, expected) in [
+            ("300", 300.0),
+            ("5m", 300.0),
+            ("1h30m", 5400.0),
+            ("1.5h0.5s", 5400.5),
+            ("250ms", 0.25),
+            ("-1", -1.0),
+            ("-1m", -60.0),
+            ("0", 0.0),
+        ] {
+            assert_eq!(seconds(text), Some(expected), "{text}");
+        }
+        for bad in ["", "-", "m", "5x", "5m3", "1..2s", "5 m", "--1", "inf", "nan"] {
+            assert_eq!(seconds(bad), None, "{bad}");
+        }
+        let keep = |value: Value| {
+            let body = json!({ "keep_alive": value });
+            keep_alive(&Fields::of(&body, "").unwrap())
+        };
+        assert_eq!(keep(json!("5m")).unwrap(), Some(Some(Duration::from_secs(300))));
+        assert_eq!(keep(json!(0)).unwrap(), Some(Some(Duration::ZERO)));
+        assert_eq!(keep(json!(-1)).unwrap(), Some(None));
+        assert_eq!(keep(json!(1e300)).unwrap(), Some(None));
+        assert_eq!(keep(json!(null)).unwrap(), None);
+        assert!(keep(json!(true)).is_err());
+        let unload = |body: &str, shape| unloads(body.as_bytes(), shape);
+        let named = Some(Some("m".to_owned()));
+        assert_eq!(unload(r#"{"model": "m", "keep_alive": "0s"}"#, Shape::Chat), named);
+        assert_eq!(unload(r#"{"keep_alive": 0, "prompt": ""}"#, Shape::Generate), Some(None));
+        assert_eq!(unload(r#"{"keep_alive": 0, "prompt": "x"}"#, Shape::Generate), None);
+        assert_eq!(unload(r#"{"model": "m", "keep_alive": 5}"#, Shape::Chat), None);
+    }
 
     #[test]
     fn messages_become_those_of_chats() {
