@@ -445,7 +445,8 @@ def main():
     parser.add_argument("--context", type=int, default=2048, help="tokens of a slot")
     parser.add_argument("--prompt", type=int, default=1500, help="words of a long prompt")
     parser.add_argument("--answer", type=int, default=1500, help="tokens of A's answer")
-    parser.add_argument("--requests", type=int, default=10_000, help="of the soak, and explosive schemas of grammars")
+    parser.add_argument("--requests", type=int, default=10_000,
+                        help="of the soak, and explosive schemas of grammars")
     args = parser.parse_args()
     failed = []
     for part in args.part:

@@ -61,7 +61,7 @@ pub struct BatchArgs {
     pub weights: WeightArgs,
 }
 
-/// What is computed at once, and the types of the caches.
+/// Tokens that are computed at once, and the types of the caches.
 #[derive(clap::Args, Clone, Copy, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct SizeArgs {
@@ -83,7 +83,7 @@ pub struct SizeArgs {
     pub cache_type_v: CacheType,
 }
 
-/// Where weights are, and what is computed with them.
+/// The places of weights, and adapters beside them.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Engine")]
 pub struct WeightArgs {

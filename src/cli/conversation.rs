@@ -95,7 +95,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// What the system says, then messages of user and assistant.
+    /// The system prompt of such a file, and its messages of user and assistant.
     fn read(path: &Path) -> Result<(Option<String>, Vec<Value>)> {
         let wrong = |got: &str| {
             let expected = "{\"messages\": [{\"role\", \"content\"}, …]}, as /save writes it";

@@ -21,9 +21,9 @@ const HITS: [(f64, f64); 5] = [(0.0, 0.0), (0.25, 0.54), (0.5, 0.80), (0.75, 0.9
 /// Bytes a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Rates {
-    /// Of weights in memory, as products of them take them.
+    /// Weights in memory, as products take them.
     pub products: f64,
-    /// Of random reads; `None` where nothing is read from disk.
+    /// Random reads; `None` where nothing is read from disk.
     pub disk: Option<f64>,
 }
 

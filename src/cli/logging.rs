@@ -1,5 +1,5 @@
-//! `log` to stderr, and to a file besides if asked, as text or as JSON. stderr has warnings, and more with -v; the file
-//! has at least what -v shows. RUST_LOG overrides the flags.
+//! `log` to stderr, and to a file besides if asked, as text or as JSON. stderr has warnings, and
+//! more with -v; the file has at least what -v shows. RUST_LOG overrides the flags.
 
 use super::new_file::is_stream;
 use super::outputs::kind::LOG_MAGIC;

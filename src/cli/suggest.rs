@@ -46,7 +46,7 @@ const FLAGS_ELSEWHERE: &[(&str, &str)] = &[
     ("--system", "--system-prompt"),
 ];
 
-/// What to do in the place of another program's command.
+/// The way to do here what another program's command does.
 pub fn instead(word: &str) -> Option<&'static str> {
     ABSENT.iter().find(|(name, _)| *name == word).map(|(_, what)| *what)
 }

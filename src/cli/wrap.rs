@@ -107,7 +107,7 @@ mod tests {
         (1..=chars.len().max(1)).map(of_length).collect()
     }
 
-    /// What a terminal shows of it: the cursor goes left, and the rest of the line goes.
+    /// The text that a terminal shows: the cursor goes left, and the rest of the line goes.
     fn screen(written: &str) -> String {
         let mut parts = written.split("\x1b[");
         let mut out: Vec<char> = parts.next().unwrap_or_default().chars().collect();

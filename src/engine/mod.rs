@@ -136,7 +136,7 @@ impl Engine {
         self.model.adapters.as_ref().map_or(&[], |adapters| &adapters.defaults)
     }
 
-    /// Sums of what the model's matrices have read so far; `None` if nobody asked for them.
+    /// Sums of the inputs of the model's matrices so far; `None` if the options ask for none.
     pub fn input_sums(&self) -> Option<&InputSums> {
         self.model.input_sums.as_ref()
     }

@@ -93,8 +93,8 @@ pub struct EngineOptions {
     pub overrides: Vec<Override>,
     /// Adapters beside the model (`--lora`), which the CPU computes.
     pub adapters: Vec<AdapterFile>,
-    /// Sum the squares of what matrices read, for [`Engine::input_sums`](super::Engine::input_sums);
-    /// the CPU computes them.
+    /// Sum the squares of the matrices' inputs, for
+    /// [`Engine::input_sums`](super::Engine::input_sums); the CPU computes them.
     pub sums_inputs: bool,
     /// Accept a file without a vocabulary: input and output are then token ids only.
     pub without_text: bool,

@@ -42,7 +42,8 @@ impl Hub {
     }
 
     /// The first file of the model on this machine; what the cache lacks is downloaded, until
-    /// `progress` fails. A hub that cannot be reached is done without where the cache has the model.
+    /// `progress` fails. A hub that cannot be reached is done without where the cache has the
+    /// model.
     pub fn fetch(
         &self,
         wanted: &Wanted,

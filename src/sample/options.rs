@@ -23,7 +23,7 @@ pub struct SamplerOptions {
     /// Tokens whose logits are within so many standard deviations of the greatest; 0 or less: all.
     pub top_n_sigma: f32,
     pub xtc: XtcOptions,
-    /// Tokens that top-p, min-p, typical-p and XTC each leave at least, as far as there are so many.
+    /// Tokens that top-p, min-p, typical-p and XTC each leave at least, if there are as many.
     pub min_keep: usize,
     /// Logits of tokens among the last `repeat_last_n` are divided by this; 1: not.
     pub repeat_penalty: f32,

@@ -1,5 +1,5 @@
 //! Tells systemd how the service is: a line `KEY=VALUE` or several, in one datagram to the socket
-//! that it names (sd_notify(3)). Nobody is told where it names none.
+//! that `NOTIFY_SOCKET` names (sd_notify(3)), if the variable is set.
 
 use std::io;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

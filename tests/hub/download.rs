@@ -1,7 +1,7 @@
 //! Downloads from a hub, against a server on this machine that does what real ones do: it cuts,
 //! ignores ranges, redirects, refuses, stalls and lies.
 
-use crate::support::{
+use common::hub::{
     COMMIT, Cache, Reply, Repo, Request, Server, TOKEN, content, fetch, ranged, refused, sha256,
     wanted,
 };

@@ -33,10 +33,6 @@ mod kv_disk;
 // Requests that mean harm: halves of headers, slow senders, deep JSON, large bodies.
 mod hostile;
 
-// A hub of models.
-#[path = "../hub/support.rs"]
-mod hub;
-
 // The end of a server with its parent's, and what servers must have in common.
 mod lifeline;
 

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::cli::{Tiny, tiny, write_tiny};
+use common::hub::{self, Cache, Repo};
 use moeba::engine::{Engine, EngineOptions};
 use moeba::server::{Library, Limits, Listed, Loaded, Need, Shelf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::hub::{Cache, Repo};
 use crate::support::{
     Answer, Server, command_of_none, loaded, merged, model, options, post_to, read, start_command,
     start_of,
@@ -357,7 +357,7 @@ fn flags_that_have_no_sense_together_are_refused() {
 fn models_are_pulled_served_and_deleted() {
     let bytes = std::fs::read(tiny(Tiny { chat: true, broken: false }).path).unwrap();
     let repo = Repo::new(&[("m-F32.gguf", &bytes), ("README.md", b"x")]);
-    let hub = crate::hub::Server::new(move |request| repo.answer(request));
+    let hub = hub::Server::new(move |request| repo.answer(request));
     let cache = Cache::new();
     let start = |args: &[&str]| {
         let own = tempfile::tempdir().unwrap();

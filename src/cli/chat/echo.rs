@@ -1,5 +1,5 @@
-//! Keys that are typed while an answer is written: the terminal keeps them for the next message, and
-//! does not show them within the answer.
+//! Keys that are typed while an answer is written: the terminal keeps them for the next message,
+//! and does not show them within the answer.
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use std::io;
@@ -8,7 +8,7 @@ use std::io;
 pub struct Silence(Option<Termios>);
 
 impl Silence {
-    /// Of the terminal that stdin is; nothing changes where it is none.
+    /// Silences the terminal that stdin is; nothing changes where it is none.
     pub fn begin() -> Silence {
         let Ok(before) = tcgetattr(io::stdin()) else { return Silence(None) };
         let mut silent = before.clone();

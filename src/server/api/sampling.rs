@@ -236,8 +236,8 @@ pub fn limits(fields: &Fields<'_>, service: &Service, names: &[&'static str]) ->
     })
 }
 
-/// What stays of the prompt where a text goes on in a full context: a number of tokens in the field
-/// of this name, 0 if it is absent, or -1 for all.
+/// The part of the prompt that stays where a text goes on in a full context: a number of tokens in
+/// the field of this name, 0 if it is absent, or -1 for all.
 pub fn context_shift(
     fields: &Fields<'_>,
     service: &Service,

@@ -101,7 +101,8 @@ impl ExpertBuffers {
         self.n_ff
     }
 
-    /// The input of an expert's down matrix for a pair, once all of its granules are computed: [n_ff].
+    /// The input of an expert's down matrix for a pair, once all of its granules are computed:
+    /// [n_ff].
     pub fn inner(&self, pair: usize) -> &[f32] {
         &self.inner[pair * self.n_ff..][..self.n_ff]
     }

@@ -1,6 +1,5 @@
 //! A hub on this machine: a small HTTP server, and a repository for it to serve. Each connection
 //! has one request; what is served is a function of it, so that a test can make any of it fail.
-#![allow(dead_code)] // each test file uses a part of it
 
 use moeba::hub::{Config, Hub, Patience, Token, Wanted};
 use sha2::{Digest, Sha256};
