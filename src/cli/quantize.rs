@@ -34,7 +34,7 @@ pub struct QuantizeArgs {
     threads: Option<usize>,
     #[command(flatten)]
     layout: LayoutArg,
-    /// Importance matrix that llama-imatrix wrote, so that columns that matter lose less
+    /// Importance matrix of moeba imatrix or llama-imatrix, so that columns that matter lose less
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
     /// Quantize weights that are already quantized, which adds up the losses of both

@@ -96,8 +96,7 @@ impl CpuPass<'_, '_> {
         let mats = w.output_a.mats(&model.gguf);
         m.acts.fill(cpu, Kinds::of([mats.all.ty]), n * mats.n_heads, mats.all.cols, &m.attended);
         c.grouped.resize(n * mats.n_heads * mats.rows);
-        model.sum_head_inputs(&w.output_a, &m.acts);
-        cpu.head_products(mats, m.acts.view(mats.all.ty), &mut c.grouped);
+        self.head_products(&w.output_a, &m.acts, &mut c.grouped);
         std::mem::swap(&mut c.grouped, &mut m.attended);
         self.attention_output(&w.output_b, m, y);
         Ok(())

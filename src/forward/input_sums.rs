@@ -4,6 +4,7 @@ use crate::backend::cpu::acts::ActSet;
 use crate::backend::cpu::expert::ExpertBuffers;
 use crate::backend::ops::Demand;
 use crate::experts::{ExpertTensors, LayerExperts};
+use crate::forward::CpuPass;
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::granules::stacked_names;
@@ -20,7 +21,7 @@ impl Model {
     }
 
     /// Each head's matrix reads its row of these, [tokens, heads].
-    pub(super) fn sum_head_inputs(&self, heads: &HeadMatrices, acts: &ActSet) {
+    fn sum_head_inputs(&self, heads: &HeadMatrices, acts: &ActSet) {
         let Some(sums) = &self.input_sums else { return };
         let Some((tensor, 0)) = heads.all.place() else { return };
         let tensor = &self.gguf.tensors()[tensor];
@@ -66,5 +67,14 @@ impl Model {
         if let Some(gate) = gate {
             sums.set_twin(&up, &gate);
         }
+    }
+}
+
+impl CpuPass<'_, '_> {
+    /// out = each head's matrix · its row of `acts`, [tokens, heads]
+    pub(super) fn head_products(&self, heads: &HeadMatrices, acts: &ActSet, out: &mut [f32]) {
+        self.model.sum_head_inputs(heads, acts);
+        let mats = heads.mats(&self.model.gguf);
+        self.cpu.head_products(mats, acts.view(mats.all.ty), out);
     }
 }
