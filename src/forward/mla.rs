@@ -3,14 +3,14 @@
 //! cache has one row a position for all heads, and heads' own keys and values are never made.
 
 use crate::Result;
-use crate::backend::cpu::acts::{ActSet, Kinds};
+use crate::backend::cpu::acts::Kinds;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::parts;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::heads::LatentShape;
-use crate::model::weights::{HeadMatrices, LatentWeights, Query, Sees};
+use crate::model::weights::{LatentWeights, Query, Sees};
 use crate::simd::Floats;
 
 #[derive(Default)]
@@ -69,7 +69,8 @@ impl CpuPass<'_, '_> {
         let nope = head_dim - n_rot;
         c.nope.copy_from(m.q.chunks_exact(head_dim).map(|q| &q[..nope]));
         c.absorbed.resize(n * n_head * rank);
-        self.head_products(&w.k_b, nope, &c.nope, &mut m.acts, &mut c.absorbed);
+        m.acts.fill(cpu, Kinds::of([w.k_b.all.ty]), n * n_head, nope, &c.nope);
+        self.head_products(&w.k_b, &m.acts, &mut c.absorbed);
         let heads = c.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(head_dim));
         m.k.copy_from(heads.flat_map(|(absorbed, q)| [absorbed, &q[nope..]]));
         // attention among compressed rows, each text over its own cache
@@ -79,7 +80,8 @@ impl CpuPass<'_, '_> {
         self.attend_latent(l, w, m)?;
         // heads' values
         m.attended.resize(n * n_head * head_dim_v);
-        self.head_products(&w.v_b, rank, &m.latent.absorbed, &mut m.acts, &mut m.attended);
+        m.acts.fill(cpu, Kinds::of([w.v_b.all.ty]), n * n_head, rank, &m.latent.absorbed);
+        self.head_products(&w.v_b, &m.acts, &mut m.attended);
         if w.gate.is_some() {
             cpu.kernels.sigmoid(&mut m.gate);
             let each = m.attended.len() / m.gate.len();
@@ -88,22 +90,6 @@ impl CpuPass<'_, '_> {
         }
         self.attention_output(&w.output, m, y);
         Ok(())
-    }
-
-    /// Products of each head's row of `x`, `[rows, n_head, cols]`, by its own matrix.
-    fn head_products(
-        &self,
-        heads: &HeadMatrices,
-        cols: usize,
-        x: &[f32],
-        acts: &mut ActSet,
-        out: &mut [f32],
-    ) {
-        let (model, cpu) = (self.model, self.cpu);
-        let mats = heads.mats(&model.gguf);
-        acts.fill(cpu, Kinds::of([mats.all.ty]), x.len() / cols, cols, x);
-        model.sum_head_inputs(heads, acts);
-        cpu.head_products(mats, acts.view(mats.all.ty), out);
     }
 
     /// Queries in `m.k` → `absorbed`, attention's output in the compressed space.
