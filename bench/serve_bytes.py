@@ -3,12 +3,14 @@
 
     cargo build --release
     bench/serve_bytes.py [FILE.gguf] [--moeba PATH] [--quick] [--first N]
+                         [--reference PATH]
 
 64 seeded requests (greedy, sampled, by schema, with tools, several choices, log probabilities,
 plain text, with a long common beginning), whole and streamed, are answered one at a time by a fresh
 server. Then each setting of the matrix gets them shuffled, at each concurrency, while other
 clients come and go in the middle of their answers: texts, log probabilities, calls, their ids and
-the counts of tokens must hash to the same. Prints a line for each run; ends with 1 if one differs.
+the counts of tokens must hash to the same. `--reference` is another build of moeba, whose bytes are
+those to have. Prints a line for each run; ends with 1 if one differs.
 """
 
 import argparse
@@ -186,12 +188,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", nargs="?", default=DEMO)
     parser.add_argument("--moeba", default=MOEBA)
+    parser.add_argument("--reference", help="a moeba whose answers are the right ones")
     parser.add_argument("--quick", action="store_true", help="two settings only")
     parser.add_argument("--first", type=int, default=0, help="settings to leave out")
     args = parser.parse_args()
     common = ["-c", 16384]
     alone = [*common, "--profile", "none", "--parallel", 1, "-t", 1]
-    with serving.moeba(args.moeba, args.file, alone) as server:
+    with serving.moeba(args.reference or args.moeba, args.file, alone) as server:
         expected = [ask(server.port, i) for i in range(N)]
         again = [ask(server.port, i) for i in range(N)]
         parted = [digest(streamed(server.port, *request(i))) for i in range(N)]

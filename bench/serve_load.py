@@ -2,7 +2,7 @@
 """A server under load: a long prompt beside an answer, cancelling, a full queue, many requests.
 
     cargo build --release
-    bench/serve_load.py [FILE.gguf] [--moeba PATH] [--part beside,disk,cancel,queue,soak]
+    bench/serve_load.py [FILE.gguf] [--moeba PATH] [--part beside,disk,cancel,queue,grammars,soak]
                         [-t 2] [--ram SIZE] [--prompt 1500] [--requests 10000]
 
 beside   A's answer is written while B's prompt is computed: the gaps between A's tokens alone and
@@ -13,8 +13,10 @@ disk     a disk that reads ten times a second, as root: the time that /health an
 cancel   clients go while they are queued, in their prompt, and in their answer: time until the
          queue or the slot is free, and how much of the prompt a repetition finds in the cache
 queue    more clients than the queue holds: 503 with Retry-After, and those within are answered
+grammars short answers alone, and beside 8 clients that send schemas of which each would take all
+         memory or all time: how long the answers take, and what the server has kept after them
 soak     short requests at 16 connections, a tenth of which goes in the middle and a hundredth means
-         harm: memory and descriptors, and every request is answered or its end is named
+         harm: memory, descriptors and threads, and every request is answered or its end is named
 """
 
 import argparse
@@ -251,6 +253,88 @@ def queue(args):
         return results == {200: 8, 503: 16}
 
 
+def explosive(i):
+    """A schema of one of four kinds that no cache has seen."""
+    twice = [{"$ref": f"#/$defs/d{level}"} for level in range(1, 25)]
+    defs = {f"d{level}": {"type": "object", "properties": {"a": next, f"b{i}": next}}
+            for level, next in enumerate(twice)}
+    return [
+        {"type": "string", "pattern": f"((a{{1,{500 + i}}}){{1,500}}){{1,500}}"},
+        {"type": "array", "items": {}, "minItems": 1_000_000_000 + i},
+        {"$defs": defs | {"d24": {"type": "integer"}}, "$ref": "#/$defs/d0"},
+        {"type": "object", "patternProperties": {
+            f"^(a|b){{{n}}}{i}$": {"type": "integer"} for n in range(1, 200)}},
+    ][i % 4]
+
+
+def formed(i, stream=False):
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": explosive(i)}}
+    return chat("x", 2, response_format=form, stream=stream)
+
+
+class Attackers:
+    """Clients that send explosive schemas until so many were answered."""
+
+    def __init__(self, port, n_clients, n_requests):
+        self.port, self.todo = port, iter(range(n_requests))
+        self.results, self.lock = collections.Counter(), threading.Lock()
+        self.threads = [threading.Thread(target=self.work) for _ in range(n_clients)]
+
+    def work(self):
+        while True:
+            with self.lock:
+                i = next(self.todo, None)
+            if i is None:
+                return
+            status, _, _ = serving.post(self.port, CHAT, formed(i))
+            with self.lock:
+                self.results[status] += 1
+
+    def go_on(self):
+        return any(thread.is_alive() for thread in self.threads)
+
+    def __enter__(self):
+        [thread.start() for thread in self.threads]
+        return self
+
+    def __exit__(self, *_):
+        [thread.join() for thread in self.threads]
+
+
+def grammars(args):
+    with start(args, 4) as server:
+        port = server.port
+
+        def plain(i):
+            begin = time.monotonic()
+            status, _, _ = serving.post(port, CHAT, chat(prompt(20, i), 16, stream=False))
+            assert status == 200
+            return time.monotonic() - begin
+
+        def kept(when):
+            print(f"{when}: {server.status('VmRSS') / 1024:.0f} MiB resident, {server.n_files()} "
+                  f"descriptors, {server.status('Threads')} threads", flush=True)
+            return server.status("VmRSS"), server.n_files(), server.status("Threads")
+
+        [plain(i) for i in range(100)]
+        with Attackers(port, 8, 200):
+            pass
+        before = kept("after 200")
+        alone = [plain(1000 + i) for i in range(300)]
+        with Attackers(port, 8, args.requests) as attackers:
+            beside = []
+            while attackers.go_on():
+                beside.append(plain(10_000 + len(beside)))
+        after = kept(f"after {args.requests} more")
+        print(f"answers: {dict(attackers.results)}\nalone: {times(alone)}\n"
+              f"beside: {times(beside)} of {len(beside)}", flush=True)
+        ratio = percentile(beside, 0.99) / percentile(alone, 0.99)
+        print(f"p99 is {ratio:.2f} times that of alone")
+        grown = (after[0] - before[0]) / 1024
+        flat = all(a <= b for a, b in zip(after[1:], before[1:]))
+        return ratio <= 1.5 and grown < 64 and flat
+
+
 HARM = [
     b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n",
     b"GET /health HTTP/1.1\r\nHos",
@@ -282,8 +366,10 @@ def one(port, i):
     """A request; how it ended."""
     chance = random.Random(i)
     share = chance.random()
-    if share < 0.01:
+    if share < 0.005:
         return harm(port, chance)
+    if share < 0.01:
+        return f"harm: {serving.post(port, CHAT, formed(i))[0]}"
     body = chat(prompt(chance.randrange(1, 60), i % 500), chance.randrange(1, 12), seed=i)
     if share < 0.11:
         connection = serving.send(port, CHAT, body | {"max_tokens": 200})
@@ -307,7 +393,8 @@ def soak(args):
         marked = {args.requests * k // 4 for k in range(1, 4)} | {min(200, args.requests // 10)}
 
         def mark(i):
-            marks.append((i, server.status("VmRSS") / 1024, server.n_files()))
+            kept = server.status("VmRSS") / 1024, server.n_files(), server.status("Threads")
+            marks.append((i, *kept))
 
         def work():
             while True:
@@ -333,17 +420,19 @@ def soak(args):
         time.sleep(1)
         mark(args.requests)
         print(f"{args.requests} requests in {seconds:.0f} s: {dict(sorted(results.items()))}")
-        for i, rss, n_files in marks:
-            print(f"after {i}: {rss:.0f} MiB resident, {n_files} descriptors")
+        for i, rss, n_files, n_threads in marks:
+            print(f"after {i}: {rss:.0f} MiB resident, {n_files} descriptors, {n_threads} threads")
         named = ("harm: ", "left", "streamed", "whole: 200")
         odd = {end: n for end, n in results.items() if not end.startswith(named)}
         if odd:
             print(f"ended otherwise: {odd}")
         first, last = marks[0], marks[-1]
-        return not odd and last[2] <= first[2] and results.total() == args.requests
+        flat = all(a <= b for a, b in zip(last[2:], first[2:]))
+        return not odd and flat and results.total() == args.requests
 
 
-PARTS = {"beside": beside, "disk": disk, "cancel": cancel, "queue": queue, "soak": soak}
+PARTS = {"beside": beside, "disk": disk, "cancel": cancel, "queue": queue, "grammars": grammars,
+         "soak": soak}
 
 
 def main():
@@ -356,7 +445,8 @@ def main():
     parser.add_argument("--context", type=int, default=2048, help="tokens of a slot")
     parser.add_argument("--prompt", type=int, default=1500, help="words of a long prompt")
     parser.add_argument("--answer", type=int, default=1500, help="tokens of A's answer")
-    parser.add_argument("--requests", type=int, default=10_000, help="of the soak")
+    parser.add_argument("--requests", type=int, default=10_000,
+                        help="of the soak, and explosive schemas of grammars")
     args = parser.parse_args()
     failed = []
     for part in args.part:

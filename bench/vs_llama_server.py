@@ -109,11 +109,11 @@ def client(args, port, first, results):
         connection = serving.send(port, "/completion", body(args, first + i))
         answer = connection.getresponse()
         if answer.status != 200:
-            sys.exit(f"status {answer.status}: {answer.read()[:500]}")
+            raise ValueError(f"status {answer.status}: {answer.read()[:500]}")
         times, n_tokens = [], None
         for when, event in serving.events(answer):
             if "error" in event:
-                sys.exit(f"an answer failed: {event}")
+                raise ValueError(f"an answer failed: {event}")
             if event.get("content"):
                 times.append(when - begin)
             if event.get("stop"):

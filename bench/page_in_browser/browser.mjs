@@ -13,11 +13,14 @@ const { values: flags } = parseArgs({ options: {
   moeba: { type: "string", default: "target/release/moeba" }, port: { type: "string", default: "19590" },
   chromium: { type: "string", default: "/usr/bin/chromium" }, only: { type: "string", default: "" },
 } });
-const { chromium } = createRequire(`${process.cwd()}/`)("playwright-core");
+const require = createRequire(`${process.cwd()}/`);
+const { chromium } = require("playwright-core");
 const root = new URL("../..", import.meta.url).pathname;
 export const PORT = Number(flags.port);
 const BEHIND = PORT + 1;
 export const URL_OF_PAGE = `http://127.0.0.1:${PORT}/`;
+/** The page below a path, as a proxy of a site with other pages has it. */
+export const URL_BELOW = `${URL_OF_PAGE}llm/`;
 /** Milliseconds an event of an answer. */
 let slow = 20;
 export const slowDown = (ms) => { slow = ms; };
@@ -61,16 +64,17 @@ async function pass(from, to) {
 }
 
 const proxy = http.createServer((request, response) => {
-  const { "accept-encoding": _, origin: __, host: ___, ...headers } = request.headers;
-  const options = { port: BEHIND, path: request.url, method: request.method, headers };
+  const { "accept-encoding": _, origin: __, host: ___, "if-none-match": ____, ...headers } = request.headers;
+  const url = request.url.replace(/^\/llm(?=\/)/, "");
+  const options = { port: BEHIND, path: url, method: request.method, headers };
   const behind = http.request(options, (answer) => {
-    const file = `${root}src/server/page/${request.url === "/" ? "index.html" : request.url.replace("/page/", "")}`;
-    const isFile = request.method === "GET" && (request.url === "/" || request.url.startsWith("/page/"));
+    const file = `${root}src/server/page/${url === "/" ? "index.html" : url.replace("/page/", "")}`;
+    const isFile = request.method === "GET" && (url === "/" || url.startsWith("/page/"));
     const { "content-length": _, ...headers } = answer.headers;
     response.writeHead(answer.statusCode, isFile ? headers : answer.headers);
     answer.on("error", () => response.destroy());
     if (isFile) response.end(readFileSync(file));
-    else if (request.url.endsWith("/completions")) pass(answer, response).catch(() => response.destroy());
+    else if (url.endsWith("/completions")) pass(answer, response).catch(() => response.destroy());
     else answer.pipe(response);
   });
   behind.on("error", () => response.destroy());
@@ -97,6 +101,7 @@ export async function open(context, url = URL_OF_PAGE) {
   const page = await context.newPage();
   page.on("dialog", (dialog) => dialog.accept());
   page.on("pageerror", (error) => { page.fault = error; });
+  page.on("console", (said) => { if (/Content Security Policy|TrustedHTML/.test(said.text())) page.fault = new Error(said.text()); });
   await page.goto(url);
   await page.waitForFunction(() => document.getElementById("model").textContent || document.querySelector("dialog[open]"));
   return page;
@@ -124,6 +129,52 @@ export async function setting(page, name, value) {
   await page.evaluate(() => { document.getElementById("settings").open = true; });
   await page.fill(`#set-${name}`, value);
   await page.evaluate(() => { document.getElementById("settings").open = false; });
+}
+
+/** Lets answers be texts that are given: each is a list of what comes at a time, each `pause` ms; `sent` has the requests. */
+export const fake = (page, answers, pause = 0) => page.evaluate(({ answers, pause }) => {
+  self.real ??= self.fetch;
+  self.sent = [];
+  self.fetch = (path, options) => {
+    if (!String(path).endsWith("chat/completions")) return self.real(path, options);
+    self.sent.push(JSON.parse(options.body));
+    const parts = answers.length > 1 ? answers.shift() : answers[0];
+    const chunks = parts.map((content) => ({ choices: [{ index: 0, delta: { content }, finish_reason: null }] }));
+    chunks.push({ choices: [{ index: 0, delta: {}, finish_reason: "stop" }] });
+    const events = [...chunks.map((chunk) => JSON.stringify(chunk)), "[DONE]"];
+    const stream = new ReadableStream({ async start(out) {
+      for (const event of events) {
+        out.enqueue(new TextEncoder().encode(`data: ${event}\n\n`));
+        if (pause) await new Promise((done) => setTimeout(done, pause));
+      }
+      out.close();
+    } });
+    return Promise.resolve(new Response(stream));
+  };
+}, { answers, pause });
+
+/** Sends, and waits until the answer has ended. */
+export async function ask(page, text) {
+  await send(page, text);
+  await ends(page);
+}
+
+/** A browser that behaves as a phone. */
+export const PHONE = { viewport: { width: 390, height: 844 }, isMobile: true, hasTouch: true };
+
+/** A page of its own in a browser that behaves as is said; it closes with `context`. */
+export async function elsewhere(context, options) {
+  const other = await context.browser().newContext(options);
+  context.once("close", () => other.close());
+  return open(other);
+}
+
+/** Fails with what axe-core finds. */
+export async function axe(page, where) {
+  const { source } = require("axe-core");
+  await page.evaluate(source);
+  const found = await page.evaluate(async () => (await self.axe.run(document)).violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target).join(", ")}`));
+  must(!found.length, `${where}: ${found.join("; ")}`);
 }
 
 export const stored = (page) => page.evaluate(() => new Promise((done) => {

@@ -90,11 +90,16 @@ await run({
   async "a full context is a sentence"(context) {
     const page = await open(context);
     await send(page, "word ".repeat(700));
-    await says(page, "The chat is too long for the model's context");
+    await says(page, "The message is too long for the model's context");
     await page.click("#new");
     slowDown(0);
     await send(page, "word ".repeat(500));
     await until("it ends", async () => /complete|cut/.test(await status(page)));
+    await send(page, "word ".repeat(400));
+    await says(page, "The context is full: the 2 oldest messages were left out.");
+    await send(page, "and?");
+    await until("it ends", async () => /complete|cut/.test(await status(page)));
+    must(/oldest messages were left out/.test(await status(page)), await status(page));
   },
   async "the status line tells the truth"(context) {
     const page = await open(context);

@@ -2,6 +2,7 @@
 //! conversation.
 
 use super::out;
+use super::wrap::Wrap;
 use crate::Result;
 use crate::chat::reasoning::{Answer, Budget, Delta, Part, Scanner};
 use crate::engine::TextSink;
@@ -42,11 +43,18 @@ impl Screen {
     }
 }
 
+/// Columns of the terminal that stdout is, if it is one.
+fn n_columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(usize::from(size.ws_col))
+}
+
 /// The state of writing an answer.
 #[derive(Clone, Debug)]
 struct View {
     format: ReasoningFormat,
     screen: Screen,
+    wrap: Wrap,
     /// The part that was written last.
     last: Option<Part>,
 }
@@ -79,6 +87,7 @@ impl View {
         let dim = self.screen == Screen::Styled
             && *part != Part::Content
             && self.format != ReasoningFormat::None;
+        let (before, text) = (self.wrap.text(before), self.wrap.text(text));
         // Each piece ends its own style: nothing that ends the program leaves the terminal dim.
         if dim { format!("{before}\x1b[2m{text}\x1b[22m") } else { format!("{before}{text}") }
     }
@@ -99,7 +108,9 @@ impl Writer {
         format: ReasoningFormat,
         screen: Screen,
     ) -> Self {
-        let view = View { format, screen, last: None };
+        // Only a terminal that knows styles lets a word be taken from it.
+        let wrap = Wrap::new(n_columns().filter(|_| screen == Screen::Styled));
+        let view = View { format, screen, wrap, last: None };
         Self { scanner, budget, view, answer: Answer::default() }
     }
 
@@ -138,7 +149,7 @@ mod tests {
     use super::*;
 
     fn shown(format: ReasoningFormat, screen: Screen, parts: &[(Part, &str)]) -> String {
-        let mut view = View { format, screen, last: None };
+        let mut view = View { format, screen, wrap: Wrap::default(), last: None };
         let deltas = parts.iter().map(|&(part, text)| Delta { part, text: text.into() });
         deltas.map(|delta| view.text(&delta)).collect()
     }

@@ -54,8 +54,17 @@ pub fn tokens_or_zero(text: &str) -> Parsed<usize> {
 }
 
 #[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Engine")]
 pub struct BatchArgs {
+    #[command(flatten)]
+    pub sizes: SizeArgs,
+    #[command(flatten)]
+    pub weights: WeightArgs,
+}
+
+/// Tokens that are computed at once, and the types of the caches.
+#[derive(clap::Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct SizeArgs {
     /// Tokens of a prompt handed to the engine at once
     #[arg(short, long, value_name = "N", default_value = "2048", value_parser = tokens)]
     #[arg(env = "MOEBA_BATCH_SIZE")]
@@ -72,6 +81,12 @@ pub struct BatchArgs {
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = cache_type)]
     #[arg(env = "MOEBA_CACHE_TYPE_V")]
     pub cache_type_v: CacheType,
+}
+
+/// The places of weights, and adapters beside them.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Engine")]
+pub struct WeightArgs {
     /// Read the weights into memory instead of using the mapped file
     #[arg(long, env = "MOEBA_NO_MMAP", value_parser = values::boolean, overrides_with = "mmap")]
     pub no_mmap: bool,
@@ -166,25 +181,39 @@ fn peer_key(text: &str) -> Parsed<String> {
     }
 }
 
-fn cache_type(text: &str) -> Parsed<CacheType> {
+pub fn cache_type(text: &str) -> Parsed<CacheType> {
     text.to_ascii_lowercase().parse().map_err(|_| format!("expected {}", CacheType::NAMES))
 }
 
 impl BatchArgs {
     /// Options for a context of `n_ctx` tokens, 0 being the model's own.
     pub fn options(&self, n_ctx: usize, n_threads: Option<usize>) -> EngineOptions {
+        self.weights.options(&self.sizes, n_ctx, n_threads)
+    }
+}
+
+impl WeightArgs {
+    /// Options with these sizes.
+    pub fn options(
+        &self,
+        sizes: &SizeArgs,
+        n_ctx: usize,
+        n_threads: Option<usize>,
+    ) -> EngineOptions {
         EngineOptions {
             n_ctx: (n_ctx > 0).then_some(n_ctx),
+            memory: None,
+            n_models: 1,
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),
             body_ram: RamBudget::Bytes(0),
             n_checkpoints: 0,
-            n_batch: self.batch_size,
-            n_ubatch: self.ubatch_size,
+            n_batch: sizes.batch_size,
+            n_ubatch: sizes.ubatch_size,
             n_threads,
-            cache_type_k: self.cache_type_k,
-            cache_type_v: self.cache_type_v,
+            cache_type_k: sizes.cache_type_k,
+            cache_type_v: sizes.cache_type_v,
             exact: false,
             mmap: self.mmap || !self.no_mmap,
             ram: self.experts.ram,

@@ -6,7 +6,7 @@
 
 use super::llama_flags::{self, LOADERS, Value};
 use super::model::HUB_PREFIX;
-use super::suggest::{closest, command_meant};
+use super::suggest::{closest, command_meant, flag_meant, instead};
 use crate::hub;
 use clap::{Arg, ArgAction, Command, Id};
 use std::ffi::{OsStr, OsString};
@@ -146,6 +146,9 @@ impl<'a> Pass<'a> {
             true => format!("{word} is neither a command nor a model file"),
             false => format!("`{}` has no command {word}", self.line.path.join(" ")),
         };
+        if let Some(what) = instead(&word).filter(|_| self.is_root()) {
+            return format!("moeba has no command {word}: {what}");
+        }
         match command_meant(&word, &names) {
             Some(name) => format!("{what}: did you mean `{} {name}`?", self.line.path.join(" ")),
             None => format!("{what}; the commands are {}", names.join(", ")),
@@ -363,6 +366,10 @@ impl<'a> Pass<'a> {
         if let Some(near) = names.iter().find(|n| **n == doubled).or(closest(name, &names)) {
             return format!("unknown flag {name}: did you mean {near}?");
         }
+        if let Some(here) = flag_meant(name).filter(|_| LOADERS.contains(&self.command.get_name()))
+        {
+            return format!("unknown flag {name}: did you mean {here}?");
+        }
         let mut others = Vec::new();
         owners(self.root, name, self.root.get_name(), &mut others);
         let have = match others.len() {
@@ -544,6 +551,9 @@ mod tests {
             ("moeba --frobnicate", "unknown flag --frobnicate: `moeba --help` lists the flags"),
             ("moeba frobnicate", "frobnicate is neither a command nor a model file"),
             ("moeba rnu", "did you mean `moeba run`?"),
+            ("moeba ps", "moeba has no command ps: only `moeba serve` keeps models"),
+            ("moeba run m --gpu 1", "unknown flag --gpu: did you mean --device or -ngl?"),
+            ("moeba run m --ctx 100", "unknown flag --ctx: did you mean -c?"),
             ("moeba trace reply", "did you mean `moeba trace replay`?"),
             ("moeba help rnu", "did you mean `moeba run`?"),
             ("moeba run m --port 1", "--port: it is a flag of `moeba serve`"),

@@ -1,9 +1,11 @@
 //! The interactive chat of `moeba run`: messages and commands from a terminal, answers to stdout.
 
+mod echo;
 mod reader;
 
 use super::commands;
 use super::conversation::Conversation;
+use super::figures::counted;
 use super::prompt::read_prompt;
 use super::run::{NO_CONTENT, Run, context_full, was_interrupted};
 use super::sampling::{self, n_predict};
@@ -11,6 +13,7 @@ use super::values::Parsed;
 use super::{out, outcome};
 use crate::engine::{FinishReason, Outcome};
 use crate::{Error, Result, interrupt};
+use echo::Silence;
 use reader::{Input, Reader};
 use std::path::Path;
 
@@ -21,6 +24,8 @@ struct Chat {
     conversation: Conversation,
     /// A message without an answer: no part of the conversation.
     unanswered: Option<String>,
+    /// Texts of files that go before the next message.
+    attached: Vec<String>,
     last: Option<Outcome>,
     n_answers: u64,
 }
@@ -28,7 +33,8 @@ struct Chat {
 /// Chats until the end of input; `first` is a message that was given as a flag.
 pub fn run(run: Run, conversation: Conversation, first: Option<String>) -> Result<()> {
     let mut reader = Reader::new()?;
-    let mut chat = Chat { run, conversation, unanswered: None, last: None, n_answers: 0 };
+    let (unanswered, attached) = (None, Vec::new());
+    let mut chat = Chat { run, conversation, unanswered, attached, last: None, n_answers: 0 };
     out::aside("/help lists the commands, /exit or Ctrl-D ends the chat");
     if let Some(message) = first {
         chat.message(&message)?;
@@ -37,7 +43,7 @@ pub fn run(run: Run, conversation: Conversation, first: Option<String>) -> Resul
         match reader.next()? {
             Input::End => break,
             Input::Message(text) if text.is_empty() => {}
-            Input::Message(text) => chat.message(&text)?,
+            Input::Message(text) => chat.send(text)?,
             Input::Command(name, rest) => chat.command(&name, &rest)?,
         }
     }
@@ -48,6 +54,13 @@ pub fn run(run: Run, conversation: Conversation, first: Option<String>) -> Resul
 }
 
 impl Chat {
+    /// Sends a message, behind the texts of files that were read for it.
+    fn send(&mut self, text: String) -> Result<()> {
+        self.attached.push(text);
+        let parts = std::mem::take(&mut self.attached);
+        self.message(&parts.join("\n\n"))
+    }
+
     fn message(&mut self, text: &str) -> Result<()> {
         self.conversation.add_user(text);
         report(self.answer())
@@ -66,10 +79,13 @@ impl Chat {
 
     /// Whether an answer came.
     fn try_answer(&mut self) -> Result<bool> {
+        self.make_room()?;
         let mut sampling = self.run.sampling.clone();
         // Each answer has a seed of its own, and the first seed determines the whole chat.
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(self.n_answers));
+        let silence = Silence::begin();
         let (outcome, answer) = self.run.reply(&self.conversation, sampling)?;
+        drop(silence);
         self.n_answers += 1;
         if was_interrupted(&outcome) {
             out::say("(interrupted)");
@@ -80,7 +96,8 @@ impl Chat {
             false => out::say(&format!("{NO_CONTENT}; /regen sends the message again")),
         }
         if outcome.finish == FinishReason::ContextFull {
-            log::warn!("{}; /clear starts over", context_full(self.run.generator.engine().n_ctx()));
+            let full = context_full(self.run.generator.engine().n_ctx());
+            log::warn!("{full}; the oldest messages leave the chat when it goes on");
         }
         outcome::print(&outcome);
         self.last = Some(outcome);
@@ -89,12 +106,35 @@ impl Chat {
         Ok(came)
     }
 
+    /// Lets the oldest messages leave a chat that has filled three quarters of the context, until
+    /// it fills a half of it.
+    fn make_room(&mut self) -> Result<()> {
+        let engine = self.run.generator.engine();
+        let (n_ctx, tokenizer) = (engine.n_ctx(), engine.tokenizer());
+        let n_before = self.conversation.n_messages();
+        let mut most = n_ctx - n_ctx / 4;
+        while self.conversation.prompt(tokenizer)?.tokens.len() > most {
+            most = n_ctx / 2;
+            if !self.conversation.forget_oldest() {
+                break;
+            }
+        }
+        match n_before - self.conversation.n_messages() {
+            0 => {}
+            n => out::say(&format!(
+                "(the context of {n_ctx} tokens is full: the {n} oldest messages have left it)"
+            )),
+        }
+        Ok(())
+    }
+
     fn command(&mut self, name: &str, rest: &str) -> Result<()> {
         match name {
             "help" | "?" => out::say(&commands::help()),
             "clear" => {
                 self.conversation.clear();
                 self.unanswered = None;
+                self.attached.clear();
                 self.run.generator.clear();
                 out::say("the conversation is forgotten");
             }
@@ -115,14 +155,38 @@ impl Chat {
                 Ok(said) => out::say(&said),
                 Err(why) => out::say(&format!("/set {rest}: {why}")),
             },
-            "read" if rest.is_empty() => out::say("/read needs the name of a file"),
-            "read" => match read_prompt(Path::new(rest)) {
-                Ok(text) => return self.message(&text),
+            "read" | "save" | "load" if rest.is_empty() => {
+                out::say(&format!("/{name} needs the name of a file"));
+            }
+            "read" | "save" | "load" => match self.with_file(name, Path::new(rest)) {
+                Ok(said) => out::say(&said),
                 Err(e) => out::complain(&e.to_string()),
             },
             _ => out::say(&format!("there is no command /{name}; /help lists all")),
         }
         Ok(())
+    }
+
+    fn with_file(&mut self, command: &str, path: &Path) -> Result<String> {
+        let name = path.display();
+        Ok(match command {
+            "read" => {
+                let text = read_prompt(path)?;
+                let n = counted(text.lines().count(), "line");
+                self.attached.push(format!("{name}:\n\n{text}"));
+                format!("{name} goes with the next message: {n}")
+            }
+            "save" => {
+                self.conversation.save(path)?;
+                format!("the conversation is in {name}")
+            }
+            _ => {
+                self.conversation.load(path)?;
+                self.unanswered = None;
+                let n = counted(self.conversation.n_messages(), "message");
+                format!("the conversation of {name} goes on: {n}")
+            }
+        })
     }
 
     fn regenerate(&mut self) -> Result<()> {

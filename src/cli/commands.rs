@@ -14,7 +14,9 @@ const COMMANDS: &[(&str, &str)] = &[
     ("/help", "list the commands"),
     ("/clear", "forget the conversation"),
     ("/regen", "answer the last message again"),
-    ("/read FILE", "send the contents of a file as the message"),
+    ("/read FILE", "put the text of a file before the next message"),
+    ("/save FILE", "write the conversation to a file, as JSON"),
+    ("/load FILE", "go on with the conversation of such a file"),
     ("/system TEXT", "replace the system prompt; without TEXT, remove it"),
     ("/set NAME VALUE", "change a sampling option; without both, list them"),
     ("/think LEVEL", "on, off, low, medium, high or auto: how the model thinks"),
@@ -27,7 +29,7 @@ const KEYS: &[(&str, &str)] = &[
     ("\\", "at the end of a line: the message goes on in the next"),
     ("Enter", "sends the line; lines typed during an answer wait their turn"),
     ("(space)", "before a slash: the line is a message, not a command"),
-    ("Tab", "completes a command, an option of /set or the file of /read"),
+    ("Tab", "completes a command, an option of /set or the name of a file"),
     ("Ctrl-C", "stops the answer; twice at the prompt ends the chat"),
 ];
 
@@ -51,7 +53,8 @@ pub struct Completion;
 impl Completion {
     /// The start of the completed word, and its completions.
     fn candidates(line: &str) -> (usize, Vec<String>) {
-        if let Some(file) = line.strip_prefix("/read ") {
+        let with_file = ["/read ", "/save ", "/load "];
+        if let Some(file) = with_file.iter().find_map(|command| line.strip_prefix(command)) {
             return (line.len() - file.len(), files(file));
         }
         let (start, names): (usize, Vec<String>) = match line.strip_prefix("/set ") {
@@ -133,7 +136,10 @@ mod tests {
     #[test]
     fn commands_options_and_files_are_completed() {
         let completed = |line: &str| Completion::candidates(line);
-        assert_eq!(completed("/s"), (0, vec!["/system ".into(), "/set ".into(), "/stats".into()]));
+        assert_eq!(
+            completed("/s"),
+            (0, vec!["/save ".into(), "/system ".into(), "/set ".into(), "/stats".into()])
+        );
         let top = ["top-k ", "top-p ", "top-nsigma "].map(String::from).to_vec();
         assert_eq!(completed("/set top-"), (5, top));
         assert_eq!(completed("hello"), (0, vec![]));

@@ -1,12 +1,15 @@
 //! Messages and the prompt that the model's template makes of them.
 
+use super::new_file;
+use super::prompt::read_text;
 use super::reasoning::{Reasoning, Variables};
-use crate::Result;
 use crate::chat::reasoning::{Answer, AnswerStart, Format, Scanner};
 use crate::chat::{self, ChatTemplate};
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// Whether the file brings a chat template: what decides between a chat and plain text.
 pub fn has_template(gguf: &Gguf) -> bool {
@@ -76,6 +79,67 @@ impl Conversation {
         self.messages.clear();
     }
 
+    /// Writes the conversation as JSON: `{"messages": [{"role", "content"}, …]}`.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        if path.exists() {
+            Self::read(path)?;
+        }
+        let messages: Vec<Value> = self.all().collect();
+        new_file::write_text(path, &format!("{:#}\n", json!({ "messages": messages })))
+    }
+
+    /// Goes on with the conversation of such a file in place of this one.
+    pub fn load(&mut self, path: &Path) -> Result<()> {
+        let (system, messages) = Self::read(path)?;
+        (self.system, self.messages) = (system, messages);
+        Ok(())
+    }
+
+    /// The system prompt of such a file, and its messages of user and assistant.
+    fn read(path: &Path) -> Result<(Option<String>, Vec<Value>)> {
+        let wrong = |got: &str| {
+            let expected = "{\"messages\": [{\"role\", \"content\"}, …]}, as /save writes it";
+            Error::format(path, "file", expected, got)
+        };
+        let text = read_text(path)?;
+        let value: Value = serde_json::from_str(&text).map_err(|_| wrong("no JSON"))?;
+        let messages = value["messages"].as_array().ok_or_else(|| wrong("no messages"))?;
+        let mut messages = messages.clone();
+        let has_text = |message: &Value| message["content"].is_string();
+        let system = messages.first().is_some_and(|first| first["role"] == "system");
+        let system = system.then(|| messages.remove(0));
+        let is_turn = |(i, message): (usize, &Value)| {
+            has_text(message) && message["role"] == ["user", "assistant"][i % 2]
+        };
+        if !system.iter().all(has_text) || !messages.iter().enumerate().all(is_turn) {
+            return Err(wrong("other roles, or a message without text"));
+        }
+        if messages.len() % 2 == 1 {
+            return Err(wrong("a last message without an answer"));
+        }
+        let system = system.and_then(|message| message["content"].as_str().map(str::to_owned));
+        Ok((system, messages))
+    }
+
+    /// The system's message and all others.
+    fn all(&self) -> impl Iterator<Item = Value> {
+        let system = self.system.iter().map(|s| json!({ "role": "system", "content": s }));
+        system.chain(self.messages.iter().cloned())
+    }
+
+    /// Lets the oldest messages leave, up to the second of the user's that is left. False if there
+    /// is no other than the last.
+    pub fn forget_oldest(&mut self) -> bool {
+        let mut of_user = (1..self.messages.len()).filter(|i| self.messages[*i]["role"] == "user");
+        let Some(next) = of_user.next() else { return false };
+        self.messages.drain(..next);
+        true
+    }
+
+    pub fn n_messages(&self) -> usize {
+        self.messages.len()
+    }
+
     /// Takes back the last message if it is this role's: its text.
     pub fn take_back(&mut self, role: &str) -> Option<String> {
         let message = self.messages.pop_if(|message| message["role"] == role)?;
@@ -93,8 +157,7 @@ impl Conversation {
     }
 
     fn text(&self) -> Result<String> {
-        let system = self.system.iter().map(|s| json!({ "role": "system", "content": s }));
-        let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
+        let messages: Vec<Value> = self.all().collect();
         let mut variables = self.template.extras(None);
         variables.extend(self.variables.clone());
         self.template.render(&Value::Array(messages), None, true, &variables)

@@ -6,7 +6,7 @@ use super::{out, plan, serve, stdin};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions, ExpertsWork};
 use crate::experts::disk::IoKind;
-use crate::server::{Address, Server, ServerOptions};
+use crate::server::{Address, Server, ServerOptions, systemd};
 use crate::units::size;
 use crate::{Result, interrupt};
 use std::path::PathBuf;
@@ -80,7 +80,7 @@ pub fn run(args: Args) -> Result<()> {
     let options = args.engine_options();
     let model = args.model.resolve()?;
     if args.dry_run {
-        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
+        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?, None);
     }
     let server_options = args.server_options()?;
     interrupt::set_grace(GRACE + Duration::from_secs(5));
@@ -101,6 +101,7 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(path) = &args.listen.ready_file {
         serve::write_ready(path, url)?;
     }
+    systemd::tell(&format!("READY=1\nSTATUS=serving at {url}"));
     let ListenArgs { api_key, api_key_file, .. } = &args.listen;
     let new_keys = || serve::keys(api_key, api_key_file.as_deref());
     server.wait(api_key_file.as_ref().map(|_| &new_keys as _));

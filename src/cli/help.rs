@@ -34,9 +34,12 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
     (
         "moeba serve",
         [
-            ("Serve a model on this machine", "moeba serve model.gguf --port 8080"),
             (
-                "Serve it to other machines, to four clients at a time",
+                "Serve all models of a folder; those that are idle for 10 minutes leave memory",
+                "moeba serve --models-dir ~/models --sleep-idle-seconds 600",
+            ),
+            (
+                "Serve a model to other machines, to four clients at a time",
                 "moeba serve model.gguf --host 0.0.0.0 --api-key SECRET --parallel 4 -c 32768",
             ),
         ],

@@ -39,12 +39,12 @@ fn secret(text: &str) -> Parsed<Secret> {
 }
 
 /// `USER/REPO[:QUANT]`, with or without what marks it as a hub's.
-fn wanted(text: &str) -> Result<Wanted> {
+pub fn wanted(text: &str) -> Result<Wanted> {
     Wanted::parse(text.strip_prefix(HUB_PREFIX).unwrap_or(text)).map_err(Error::Usage)
 }
 
 impl HubArgs {
-    fn hub(&self) -> Result<Hub> {
+    pub fn hub(&self) -> Result<Hub> {
         let mut config = Config::from_env()?;
         if let Some(Secret(token)) = &self.hf_token {
             config.token = Some(Token::new(token)?);
@@ -74,6 +74,7 @@ impl HubArgs {
             });
             bar.set_message(step.file);
             bar.set_position(step.done);
+            Ok(())
         };
         self.hub()?.fetch(&wanted, &mut progress)
     }
@@ -108,9 +109,7 @@ pub fn list(_: ListArgs) -> Result<()> {
         ));
     }
     for model in models {
-        let quant = model.quant.map(|quant| format!(":{quant}")).unwrap_or_default();
-        let name = format!("{}{quant}", model.repo);
-        let size = size(model.n_bytes);
+        let (name, size) = (model.name(), size(model.n_bytes));
         out::line(&format!("{name:<48} {size:>12}  {}", model.path.display()))?;
     }
     Ok(())

@@ -99,7 +99,6 @@ pub const HARMLESS: &[(&str, &[&str])] = &[
             "--log-disable",
             "--log-prefix",
             "--no-log-prefix",
-            "--log-timestamps",
             "--no-log-timestamps",
             "--no-log-jsonl",
             "--perf",
@@ -112,8 +111,8 @@ pub const HARMLESS: &[(&str, &[&str])] = &[
     ),
     ("a chat takes a message of several lines between \"\"\"", &["-mli --multiline-input"]),
     (
-        "the context is never shifted: an answer ends where it is full",
-        &["--no-context-shift", "--keep VALUE"],
+        "a text ends where the context is full",
+        &["--no-context-shift", "--context-shift", "--keep VALUE"],
     ),
     ("prompts and decode share the threads of -t", &["-tb --threads-batch VALUE"]),
     (
@@ -165,7 +164,21 @@ pub const HARMLESS: &[(&str, &[&str])] = &[
         &["--in-prefix VALUE", "--in-suffix VALUE", "--in-prefix-bos"],
     ),
     ("nothing is sampled", &["-s --seed VALUE"]),
-    ("RoPE is as the file says", &["--rope-scaling {none}"]),
+    (
+        "RoPE is as the file says",
+        &[
+            "--rope-scaling {none}",
+            "--rope-freq-base {0}",
+            "--rope-freq-scale {0}",
+            "--rope-scale {0}",
+            "--yarn-orig-ctx {0}",
+            "--yarn-ext-factor {-1}",
+            "--yarn-attn-factor {-1}",
+            "--yarn-beta-slow {-1}",
+            "--yarn-beta-fast {-1}",
+        ],
+    ),
+    ("nothing is drafted by another model", &["--spec-type {none}"]),
     ("only text is read", &["--no-mmproj", "--no-mmproj-auto", "--no-mmproj-offload", "-embd {0}"]),
 ];
 
@@ -202,14 +215,13 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         &["--rope-* --yarn-*"],
     ),
     ("moeba has no grouped attention: raise -c", &["-gan -gaw --grp-attn-*"]),
-    ("moeba has no context shift: raise -c", &["--context-shift"]),
     ("moeba does not save the state of a prompt", &["--prompt-cache*"]),
     ("`moeba list` shows downloaded models", &["-cl --cache-list"]),
     ("`moeba doctor` shows the devices", &["--list-devices"]),
     ("`moeba completions SHELL` prints a completion script", &["--completion-bash"]),
     ("`moeba inspect MODEL --check` checks the weights", &["--check-tensors"]),
     (
-        "`moeba render` shows the prompt, `moeba tokenize --pieces` its tokens",
+        "`moeba run --verbose-prompt` shows the prompt's tokens, `moeba render` its text",
         &["--verbose-prompt -ptc --print-token-count"],
     ),
     (
@@ -227,7 +239,8 @@ pub const REFUSED: &[(&str, &[&str])] = &[
     ("the result goes to standard output: use > FILE", &["-o --output --output-file"]),
     ("the result goes to standard output only", &["-oe --output-err"]),
     ("tests follow each other without a delay", &["--delay"]),
-    ("--log-file writes lines of text", &["--log-jsonl --log-prompts-dir"]),
+    ("use --log-format json", &["--log-jsonl"]),
+    ("`moeba serve --log-requests full` logs requests with their bodies", &["--log-prompts-dir"]),
     (
         "it is a flag of `moeba perplexity`",
         &["--hellaswag* --winogrande* --multiple-choice* --kl-divergence* --save-all-logits"],
@@ -237,7 +250,10 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         "moeba has no embeddings yet",
         &["--pooling --attention -embd --embd-* --embedding --embeddings --rerank --reranking"],
     ),
-    ("moeba computes on one machine", &["-rpc --rpc"]),
+    (
+        "other machines that run `moeba serve` compute experts for this one: see --peers",
+        &["-rpc --rpc"],
+    ),
     (
         "it is a flag of `moeba serve`",
         &[

@@ -1,16 +1,26 @@
-//! `log` to stderr, and to a file besides if asked. stderr has warnings, and more with -v; the file
-//! has at least what -v shows. RUST_LOG overrides the flags.
+//! `log` to stderr, and to a file besides if asked, as text or as JSON. stderr has warnings, and
+//! more with -v; the file has at least what -v shows. RUST_LOG overrides the flags.
 
 use super::new_file::is_stream;
 use super::outputs::kind::LOG_MAGIC;
 use super::{Global, VERSION, out};
+use crate::chat::Clock;
 use crate::terminal::{self, Detail};
 use crate::{Error, Result};
 use env_logger::Logger;
 use log::{Level, LevelFilter, Record};
+use serde_json::json;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The form of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
 
 pub fn install(global: &Global) -> Result<()> {
     let (detail, level) = match (global.quiet, global.verbose) {
@@ -28,7 +38,11 @@ pub fn install(global: &Global) -> Result<()> {
         }
         None => None,
     };
-    let messages = Messages { stderr: filter(level), file };
+    let form = match global.log_format {
+        LogFormat::Text => Form::Text { has_time: global.log_timestamps },
+        LogFormat::Json => Form::Json,
+    };
+    let messages = Messages { stderr: filter(level), file, form };
     log::set_max_level(messages.max_level());
     let installed = log::set_boxed_logger(Box::new(messages));
     installed.map_err(|e| Error::invalid(format!("cannot set up messages: {e}")))
@@ -61,6 +75,13 @@ fn log_file(path: &Path) -> Result<File> {
 struct Messages {
     stderr: Logger,
     file: Option<(Logger, File)>,
+    form: Form,
+}
+
+#[derive(Clone, Copy)]
+enum Form {
+    Text { has_time: bool },
+    Json,
 }
 
 impl Messages {
@@ -78,27 +99,53 @@ impl log::Log for Messages {
 
     fn log(&self, record: &Record<'_>) {
         if self.stderr.matches(record) {
-            terminal::line(&line(record, terminal::has_colours()));
+            terminal::line(&self.form.line(record, terminal::has_colours()));
         }
         if let Some((filter, file)) = &self.file
             && filter.matches(record)
         {
             // A log that cannot be written never stops the work.
-            let _ = (&*file).write_all(format!("{}\n", line(record, false)).as_bytes());
+            let _ = (&*file).write_all(format!("{}\n", self.form.line(record, false)).as_bytes());
         }
     }
 
     fn flush(&self) {}
 }
 
-fn line(record: &Record<'_>, has_colours: bool) -> String {
-    let text = one_line(record.args().to_string());
+impl Form {
+    fn line(self, record: &Record<'_>, has_colours: bool) -> String {
+        let text = record.args().to_string();
+        match self {
+            Form::Json => json!({
+                "time": now(),
+                "level": record.level().as_str().to_ascii_lowercase(),
+                "target": record.target(),
+                "message": text,
+            })
+            .to_string(),
+            Form::Text { has_time: true } => {
+                format!("{} {}", now(), of_text(record, &text, has_colours))
+            }
+            Form::Text { has_time: false } => of_text(record, &text, has_colours),
+        }
+    }
+}
+
+fn of_text(record: &Record<'_>, text: &str, has_colours: bool) -> String {
+    let text = one_line(text.to_owned());
     match record.level() {
         level @ (Level::Error | Level::Warn | Level::Info) => {
             format!("{}{text}", out::kind(level, has_colours))
         }
         _ => format!("[{}] {text}", record.target()),
     }
+}
+
+/// As `2026-11-29T07:15:45.123Z`.
+fn now() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = Clock::Second(since.as_secs() as i64).format("%FT%T");
+    format!("{seconds}.{:03}Z", since.subsec_millis())
 }
 
 /// A message on one line. Clients and files put their texts into messages: a line's end of theirs
@@ -122,6 +169,23 @@ fn one_line(text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn forms_have_what_programs_look_for() {
+        let line = |form: Form| {
+            let args = format_args!("a\n\"b\"");
+            let mut record = Record::builder();
+            record.level(Level::Warn).target("moeba::server").args(args);
+            form.line(&record.build(), false)
+        };
+        let json: serde_json::Value = serde_json::from_str(&line(Form::Json)).unwrap();
+        let [time, level, message] = ["time", "level", "message"].map(|key| &json[key]);
+        assert_eq!((level, message), (&json!("warn"), &json!("a\n\"b\"")));
+        let time = time.as_str().unwrap();
+        assert!(time.len() == 24 && time.ends_with('Z') && &time[10..11] == "T", "{time}");
+        assert_eq!(line(Form::Text { has_time: false }), "warning: a\\n\"b\"");
+        assert_eq!(line(Form::Text { has_time: true })[24..], *" warning: a\\n\"b\"");
+    }
 
     #[test]
     fn messages_stay_on_their_line() {

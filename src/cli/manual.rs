@@ -16,10 +16,20 @@ use std::path::{Path, PathBuf};
 pub struct CompletionsArgs {
     /// The shell to write the script for
     shell: Shell,
+    /// Write the script into this folder, under the name that the shell looks for
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
 }
 
 pub fn completions(args: CompletionsArgs, command: Command) -> Result<()> {
     let mut command = with_values(command);
+    if let Some(dir) = &args.dir {
+        fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+        let path = clap_complete::generate_to(args.shell, &mut command, "moeba", dir)
+            .map_err(|e| Error::io(dir, e))?;
+        out::note(&format!("wrote {}", path.display()));
+        return Ok(());
+    }
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "moeba", &mut script);
     out::write(&script)

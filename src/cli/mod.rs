@@ -15,12 +15,14 @@ mod doctor;
 mod environment;
 mod experts;
 mod figures;
+mod forecast;
 mod grammar;
 mod help;
 mod hub;
 mod imatrix;
 mod inspect;
 mod launch;
+mod library;
 mod llama_flags;
 mod llama_server_flags;
 mod logging;
@@ -55,9 +57,11 @@ mod tokenize;
 mod trace;
 mod translate;
 mod values;
+mod wrap;
 
 use crate::{Error, Result, interrupt};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use logging::LogFormat;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -87,6 +91,14 @@ pub(crate) struct Global {
     /// Write messages to this file as well, at least those of -v
     #[arg(long, global = true, value_name = "FILE", env = "MOEBA_LOG_FILE")]
     log_file: Option<PathBuf>,
+    /// Form of messages: text, or json for an object a line with time, level, target and message
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text")]
+    #[arg(env = "MOEBA_LOG_FORMAT", hide_short_help = true)]
+    log_format: LogFormat,
+    /// Begin messages of text with the time
+    #[arg(long, global = true, env = "MOEBA_LOG_TIMESTAMPS", hide_short_help = true)]
+    #[arg(value_parser = values::boolean)]
+    log_timestamps: bool,
     /// Replace an existing output file whatever is in it; inputs of the command always stay
     #[arg(long, global = true, help_heading = "Files")]
     force: bool,

@@ -92,6 +92,21 @@ impl ModelArg {
         Ok(Model { path, overrides })
     }
 
+    /// Whether a model is named.
+    pub fn is_given(&self) -> bool {
+        self.model.is_some() || self.hf_repo.is_some()
+    }
+
+    /// The model in this file, which is there.
+    pub fn at(&self, path: &Path) -> Model {
+        Model { path: path.to_owned(), overrides: self.overrides() }
+    }
+
+    /// The flags of hubs.
+    pub fn hub(&self) -> &HubArgs {
+        &self.hub
+    }
+
     /// The arguments that name the same model on another machine.
     pub fn arguments(&self) -> Vec<String> {
         let path = self.model.as_ref().map(|path| path.display().to_string());

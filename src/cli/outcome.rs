@@ -165,6 +165,7 @@ mod tests {
             n_prompt: 1024,
             n_reused: 0,
             n_generated,
+            n_shifted: 0,
             stop: None,
             prompt_time: Duration::from_millis(2100),
             decode_time: Duration::from_millis(100 * n_generated.saturating_sub(1) as u64),

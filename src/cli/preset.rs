@@ -7,6 +7,7 @@ use crate::convert::{PRESETS, preset_header, synth_type_names};
 use crate::engine::{Engine, EngineOptions};
 use crate::{Error, Result};
 use clap::builder::PossibleValuesParser;
+use std::path::Path;
 
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Report")]
@@ -41,7 +42,7 @@ impl PresetArgs {
     pub fn print_plan(&self, name: &str, model: &ModelArg, options: EngineOptions) -> Result<()> {
         let header = preset_header(name, self.layers, self.ty.as_deref().unwrap_or("q4_k"))?;
         let options = EngineOptions { overrides: model.overrides(), ..options };
-        plan::print(&Engine::plan_of_header(header, &options)?)
+        plan::print(&Engine::plan_of_header(header, &options)?, Some(Path::new(".")))
     }
 }
 

@@ -197,6 +197,8 @@ wasted";
             k: 1,
             expert_bytes_per_token: 1,
             dense_bytes_per_token: 1,
+            token_types: Vec::new(),
+            n_threads: 1,
             device: None,
         }
     }

@@ -3,6 +3,7 @@
 use super::answer::{Screen, Writer};
 use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
 use super::conversation::{Conversation, has_template};
+use super::figures::counted;
 use super::grammar::{GrammarArgs, of_answer};
 use super::model::ModelArg;
 use super::outcome::{self, WithBar};
@@ -19,7 +20,7 @@ use crate::engine::{
 };
 use crate::sample::grammar::Constraint;
 use crate::sample::{Sampler, SamplerOptions};
-use crate::tokenizer::EncodeOptions;
+use crate::tokenizer::{EncodeOptions, Tokenizer};
 use crate::{Error, Result, interrupt};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -115,6 +116,9 @@ pub struct TextArgs {
     /// Repeat it; the default
     #[arg(long, overrides_with = "no_display_prompt")]
     display_prompt: bool,
+    /// Print the tokens of each prompt to stderr
+    #[arg(long)]
+    verbose_prompt: bool,
 }
 
 impl TextArgs {
@@ -189,6 +193,8 @@ pub struct Run {
     /// The form of answers.
     constraint: Option<Constraint>,
     spec: SpecMode,
+    /// The tokens of prompts are shown.
+    shows_prompts: bool,
     pub stats: Option<PathBuf>,
     load_time: Duration,
 }
@@ -209,7 +215,7 @@ pub fn run(args: Args) -> Result<()> {
         (None, true) => {
             let model = args.model.resolve()?;
             let options = model.options(&options(may_have_prompt));
-            return plan::print(&Engine::plan_of(&model.path, &options)?);
+            return plan::print(&Engine::plan_of(&model.path, &options)?, Some(&model.path));
         }
         (None, false) => {}
     }
@@ -236,6 +242,7 @@ pub fn run(args: Args) -> Result<()> {
         reasoning: args.reasoning.settings(),
         constraint: grammar.map(|grammar| engine.grammars()?.constraint(&grammar)).transpose()?,
         spec: args.spec.mode,
+        shows_prompts: args.text.verbose_prompt,
         stats: args.stats,
         load_time,
     };
@@ -303,6 +310,9 @@ fn converse(
 impl Run {
     /// A request that Ctrl-C cancels.
     pub fn request(&self, prompt: Vec<u32>, sampling: SamplerOptions) -> Request {
+        if self.shows_prompts {
+            show_tokens(self.generator.engine().tokenizer(), &prompt);
+        }
         let (limits, cancel) = (self.limits.clone(), interrupt::token());
         let constraint = self.constraint.clone();
         let speculation = Speculation { mode: self.spec, ..Speculation::default() };
@@ -358,6 +368,15 @@ impl Run {
         stats.count("n_threads", engine.n_threads() as u64);
         stats.count("seed", self.sampling.seed.unwrap_or_default());
         stats.write(path)
+    }
+}
+
+/// Writes a line for each token to stderr.
+fn show_tokens(tokenizer: &Tokenizer, tokens: &[u32]) {
+    out::say(&format!("the prompt has {}:", counted(tokens.len(), "token")));
+    for &id in tokens {
+        let piece = tokenizer.piece(id).map(String::from_utf8_lossy).unwrap_or_default();
+        out::say(&format!("{id:>6} -> {piece:?}"));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::prompt::unescape;
 use super::values::{self, Parsed};
-use crate::engine::Limits;
+use crate::engine::{ContextShift, Limits};
 use crate::gguf::Gguf;
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions, recommend};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
@@ -231,6 +231,20 @@ pub struct LimitArgs {
     #[arg(short, long, visible_alias = "stop", value_name = "TEXT", allow_hyphen_values = true)]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     reverse_prompt: Vec<String>,
+    /// Go on when the context is full: the older half of the text leaves it
+    #[arg(long, overrides_with = "no_context_shift", env = "MOEBA_CONTEXT_SHIFT")]
+    #[arg(value_parser = values::boolean)]
+    context_shift: bool,
+    /// End the text there; the default
+    #[arg(long, overrides_with = "context_shift")]
+    no_context_shift: bool,
+    /// Tokens of the prompt that stay then; -1 for all
+    #[arg(long, value_name = "N", default_value = "0", value_parser = n_keep)]
+    keep: i64,
+}
+
+fn n_keep(text: &str) -> Parsed<i64> {
+    values::integer(text, -1, super::args::MAX_TOKENS)
 }
 
 pub fn n_predict(text: &str) -> Parsed<i64> {
@@ -245,6 +259,8 @@ impl LimitArgs {
             n_predict: usize::try_from(self.predict).ok(),
             ignore_eos: self.ignore_eos,
             stops: self.reverse_prompt.iter().map(|text| unescaped(text)).collect(),
+            context_shift: (self.context_shift && !self.no_context_shift)
+                .then_some(ContextShift { n_keep: usize::try_from(self.keep).ok() }),
         }
     }
 }

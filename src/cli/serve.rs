@@ -2,6 +2,8 @@
 
 use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
 use super::conversation::has_template;
+use super::figures::counted;
+use super::library::{self, LibraryArgs};
 use super::model::{Model, ModelArg};
 use super::reasoning::ReasoningArgs;
 use super::sampling::SamplingArgs;
@@ -15,11 +17,13 @@ use crate::engine::scheduler::SchedulerOptions;
 use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
 use crate::server::{
     self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
-    ServerOptions,
+    ServerOptions, systemd,
 };
 use crate::units::size;
 use crate::{Error, Result, interrupt};
+use clap::builder::Resettable;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub const HOST: &str = "127.0.0.1";
@@ -32,17 +36,21 @@ pub fn default_url() -> String {
 
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true)]
+// Without a model there are several.
+#[command(mut_arg("model", |arg| arg.required_unless_present(Resettable::Reset)))]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArg,
+    pub(super) model: ModelArg,
     #[command(flatten)]
-    listen: ListenArgs,
+    pub(super) library: LibraryArgs,
     #[command(flatten)]
-    ray: RayArgs,
+    pub(super) listen: ListenArgs,
     #[command(flatten)]
-    access: AccessArgs,
+    pub(super) ray: RayArgs,
     #[command(flatten)]
-    load: LoadArgs,
+    pub(super) access: AccessArgs,
+    #[command(flatten)]
+    pub(super) load: LoadArgs,
     #[command(flatten)]
     answers: AnswerArgs,
     #[command(flatten)]
@@ -52,7 +60,7 @@ pub struct Args {
     #[command(flatten)]
     threads: ThreadsArg,
     #[command(flatten)]
-    batch: BatchArgs,
+    pub(super) batch: BatchArgs,
     #[command(flatten)]
     spec: SpecArgs,
     /// Print where the weights would be and what a token reads, and exit
@@ -62,7 +70,7 @@ pub struct Args {
 
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Server")]
-struct ListenArgs {
+pub(super) struct ListenArgs {
     /// Address to listen on, or the path of a Unix socket, ending in .sock
     #[arg(long, value_name = "HOST", default_value = HOST, env = "MOEBA_HOST")]
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -72,10 +80,14 @@ struct ListenArgs {
     port: u16,
     /// Name of the model in answers, and other names of it [default: the file's name]
     #[arg(short, long, value_name = "NAME,…", value_delimiter = ',', env = "MOEBA_ALIAS")]
-    alias: Vec<String>,
+    pub(super) alias: Vec<String>,
     /// Refuse requests for models of other names
     #[arg(long)]
     strict_model: bool,
+    /// Beginning of all paths, as /llm
+    #[arg(long, value_name = "PATH", default_value = "", env = "MOEBA_API_PREFIX")]
+    #[arg(value_parser = api_prefix, hide_short_help = true)]
+    api_prefix: String,
     /// Write the server's URL to this file once the model is loaded
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
@@ -107,7 +119,7 @@ struct ListenArgs {
 
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Access")]
-struct AccessArgs {
+pub(super) struct AccessArgs {
     /// Key that clients must send; may be repeated
     #[arg(long, value_name = "KEY,…", value_delimiter = ',', env = "MOEBA_API_KEY")]
     #[arg(hide_env_values = true)]
@@ -136,7 +148,7 @@ struct AccessArgs {
     /// at most
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = body_ram)]
     #[arg(env = "MOEBA_BODY_RAM")]
-    body_ram: RamBudget,
+    pub(super) body_ram: RamBudget,
     /// Open connections; 0: 1024 more than requests may wait and run. Idle ones and slow bodies
     /// make room for new ones
     #[arg(long, value_name = "N", default_value = "0", value_parser = connections)]
@@ -149,6 +161,19 @@ struct AccessArgs {
     /// 10.0.0.0/8; this machine's are trusted anyway
     #[arg(long, value_name = "ADDRESS,…", value_delimiter = ',')]
     trusted_proxy: Vec<Network>,
+}
+
+/// A path with a slash at its beginning and none at its end.
+fn api_prefix(text: &str) -> Parsed<String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~".contains(c);
+    let trimmed = text.trim_matches('/');
+    match trimmed {
+        "" => Ok(String::new()),
+        _ if trimmed.contains("//") || !trimmed.chars().all(is_plain) => {
+            Err("expected a path of letters, digits, - . _ ~ and single slashes, as in /llm".into())
+        }
+        _ => Ok(format!("/{trimmed}")),
+    }
 }
 
 fn body_ram(text: &str) -> Parsed<RamBudget> {
@@ -171,7 +196,7 @@ fn connections_per_address(text: &str) -> Parsed<usize> {
 
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Load")]
-struct LoadArgs {
+pub(super) struct LoadArgs {
     /// Texts computed at a time (or -np N); auto: 1 where experts are read from disk, 4 where all
     /// are in memory, 8 where all are in VRAM
     #[arg(long, value_name = "N", default_value = "auto", value_parser = parallel)]
@@ -198,7 +223,7 @@ struct LoadArgs {
     /// Folder that keeps texts for the next server, and the bytes that its files take at most, with
     /// K, M, G or T [default: 32G, or half of what is free]
     #[arg(long, value_name = "DIR[,SIZE]", env = "MOEBA_KV_DISK", value_parser = kv_disk)]
-    kv_disk: Option<KvDiskArg>,
+    pub(super) kv_disk: Option<KvDiskArg>,
     /// Folder in which POST /slots/ID?action=save keeps the texts of slots
     #[arg(long, value_name = "DIR", env = "MOEBA_SLOT_SAVE_PATH")]
     slot_save_path: Option<PathBuf>,
@@ -208,10 +233,10 @@ struct LoadArgs {
     exact: bool,
     /// Requests that may wait
     #[arg(long, value_name = "N", default_value = "64", value_parser = queue)]
-    queue: usize,
+    pub(super) queue: usize,
     /// Seconds that a request may wait; 0 is any time
     #[arg(long, value_name = "N", default_value = "600", value_parser = seconds)]
-    queue_timeout: u64,
+    pub(super) queue_timeout: u64,
     /// Seconds that a request may take (or -to N); 0 is any time
     #[arg(long, value_name = "N", default_value = "0", value_parser = seconds)]
     #[arg(env = "MOEBA_TIMEOUT")]
@@ -228,6 +253,14 @@ struct AnswerArgs {
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value = "-1")]
     #[arg(value_parser = sampling::n_predict, env = "MOEBA_N_PREDICT")]
     predict: i64,
+    /// Let answers go on when the context is full: the older half of a text leaves it, but for its
+    /// first n_keep tokens
+    #[arg(long, overrides_with = "no_context_shift", env = "MOEBA_CONTEXT_SHIFT")]
+    #[arg(value_parser = values::boolean)]
+    context_shift: bool,
+    /// End them there; the default
+    #[arg(long, overrides_with = "context_shift")]
+    no_context_shift: bool,
     /// Chat template: one of the model's or of llama.cpp's by name (chatml, llama3, ...), a file,
     /// or the template itself
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
@@ -280,7 +313,7 @@ fn page_ram(text: &str) -> Parsed<RamBudget> {
 
 /// A folder and the bytes of its files at most.
 #[derive(Clone, Debug, PartialEq)]
-struct KvDiskArg {
+pub(super) struct KvDiskArg {
     path: PathBuf,
     most_bytes: Option<u64>,
 }
@@ -336,23 +369,29 @@ fn body_size(text: &str) -> Parsed<usize> {
 }
 
 /// A time of 0 is none.
-fn time(seconds: u64) -> Option<Duration> {
+pub(super) fn time(seconds: u64) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds))
 }
 
 pub fn run(args: Args) -> Result<()> {
     if args.dry_run {
+        keys(&args.access.api_key, args.access.api_key_file.as_deref())?;
         let model = args.model.resolve()?;
-        let options = args.engine_options(&model)?;
-        return plan::print(&Engine::plan_of(&model.path, &model.options(&options))?);
+        let options = args.engine_options(&model, None, 1)?;
+        return plan::print(
+            &Engine::plan_of(&model.path, &model.options(&options))?,
+            Some(&model.path),
+        );
     }
+    args.check_library()?;
     let server_options = args.server_options()?;
     if args.ray.is_on() {
         return args.serve_on_ray(&server_options);
     }
-    let kv_folder = args.load.kv_disk.as_ref();
-    let kv_folder = kv_folder.map(|arg| KvFolder::open(&arg.path, arg.most_bytes)).transpose()?;
-    let model = args.model.resolve()?;
+    let args = Arc::new(args);
+    let kv_folder = args.kv_folder()?;
+    let shelf = args.has_library().then(|| library::shelf(&args)).transpose()?;
+    let model = if shelf.is_none() { Some(args.model.resolve()?) } else { None };
     interrupt::set_grace(server_options.grace + Duration::from_secs(5));
     if args.listen.lifeline {
         stdin::end_with_it(server_options.grace)?;
@@ -362,17 +401,26 @@ pub fn run(args: Args) -> Result<()> {
     if args.listen.port == 0 {
         out::line(server.url())?;
     }
-    let options = args.engine_options(&model)?;
-    let engine = model.load_with(&options, &mut |part| server.set_progress(part))?;
-    if engine.encoder().is_some() {
-        let why = "the server generates text only: `moeba run` translates";
-        return Err(Error::invalid(why));
+    if let Some(model) = model {
+        let options = args.engine_options(&model, None, 1)?;
+        let loaded = args.open(&model, &options, &mut |part| server.set_progress(part))?;
+        let loaded = Loaded { kv_folder, ..loaded };
+        let lines = args.start_lines(&loaded);
+        server.open(loaded)?;
+        lines.iter().for_each(|line| out::note(line));
+    } else if let Some(shelf) = shelf {
+        // Each load opens it again.
+        drop(kv_folder);
+        let has_first = shelf.first.is_some();
+        let (n, names) = (shelf.library.list().len(), "see /v1/models for their names");
+        server.open_models(shelf)?;
+        if has_first {
+            server.load_first()?;
+        }
+        if args.has_several() {
+            out::note(&format!("models: {n}, which are loaded as requests ask for them; {names}"));
+        }
     }
-    engine.check_continues()?;
-    let loaded = Loaded { kv_folder, ..args.loaded(engine, &model.options(&options))? };
-    let lines = args.start_lines(&loaded);
-    server.open(loaded)?;
-    lines.iter().for_each(|line| out::note(line));
     args.tell_where(&server)?;
     let AccessArgs { api_key, api_key_file, .. } = &args.access;
     let new_keys = || keys(api_key, api_key_file.as_deref());
@@ -381,6 +429,28 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
+    fn kv_folder(&self) -> Result<Option<KvFolder>> {
+        let arg = self.load.kv_disk.as_ref();
+        arg.map(|arg| KvFolder::open(&arg.path, arg.most_bytes)).transpose()
+    }
+
+    /// Loads a model. Where models come and go it has its folder for texts.
+    pub(super) fn open(
+        &self,
+        model: &Model,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Loaded> {
+        let engine = model.load_with(options, progress)?;
+        if engine.encoder().is_some() {
+            let why = "the server generates text only: `moeba run` translates";
+            return Err(Error::invalid(why));
+        }
+        engine.check_continues()?;
+        let kv_folder = if self.has_library() { self.kv_folder()? } else { None };
+        Ok(Loaded { kv_folder, ..self.loaded(engine, &model.options(options))? })
+    }
+
     fn server_options(&self) -> Result<ServerOptions> {
         let ListenArgs { host, port, .. } = &self.listen;
         let keys = keys(&self.access.api_key, self.access.api_key_file.as_deref())?;
@@ -403,6 +473,7 @@ impl Args {
             slot_save_path: self.slot_save_path()?,
             page: self.listen.ui || !self.listen.no_ui,
             only_experts: false,
+            api_prefix: self.listen.api_prefix.clone(),
             log_requests: self.listen.log_requests,
         })
     }
@@ -440,7 +511,7 @@ impl Args {
         if !server.address.is_local() && server.keys.is_empty() && !server.insecure {
             return Err(server::needs_key());
         }
-        let options = self.engine_options(&self.model.resolve()?)?;
+        let options = self.engine_options(&self.model.resolve()?, None, 1)?;
         let mut keys: String = self.access.api_key.iter().map(|key| format!("{key}\n")).collect();
         if let Some(path) = &self.access.api_key_file {
             keys += &std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
@@ -464,7 +535,7 @@ impl Args {
 
     /// The model, and as much memory and as many threads as here.
     fn arguments_of_peers(&self) -> Vec<String> {
-        let ram = match self.batch.experts.ram {
+        let ram = match self.batch.weights.experts.ram {
             RamBudget::Auto => "auto".into(),
             RamBudget::Bytes(bytes) => bytes.to_string(),
             RamBudget::Percent(percent) => format!("{percent}%"),
@@ -475,18 +546,28 @@ impl Args {
     }
 
     /// Options for as many sessions as are asked for, or as make sense, each with its part of the
-    /// context.
-    fn engine_options(&self, model: &Model) -> Result<EngineOptions> {
+    /// context. The model is one of several that share this memory, or what is available.
+    pub(super) fn engine_options(
+        &self,
+        model: &Model,
+        memory: Option<u64>,
+        n_models: usize,
+    ) -> Result<EngineOptions> {
         let kv_unified = self.load.kv_unified();
         let with = |n: usize| {
             let n_ctx = if kv_unified { self.load.ctx_size } else { self.load.ctx_size / n };
             // 0 stands for the model's own.
             let n_ctx = if self.load.ctx_size > 0 { n_ctx.max(1) } else { 0 };
             let options = self.batch.options(n_ctx, self.threads.count());
-            let (page_ram, body_ram) = (self.load.kv_ram, self.access.body_ram);
+            // Bodies have theirs beside all models.
+            let body_ram =
+                if memory.is_some() { RamBudget::Bytes(0) } else { self.access.body_ram };
+            let page_ram = self.load.kv_ram;
             let exact = self.load.exact;
             let predicts_next = self.spec.mode != SpecMode::Off;
             EngineOptions {
+                memory,
+                n_models,
                 n_sessions: n,
                 kv_unified,
                 page_ram,
@@ -505,7 +586,7 @@ impl Args {
         }
     }
 
-    fn loaded(&self, engine: std::sync::Arc<Engine>, options: &EngineOptions) -> Result<Loaded> {
+    fn loaded(&self, engine: Arc<Engine>, options: &EngineOptions) -> Result<Loaded> {
         let choice = self.answers.chat_template.as_deref();
         if choice.is_none() && !has_template(engine.gguf()) {
             log::warn!("the model has no chat template: chats are rendered as ChatML");
@@ -525,6 +606,7 @@ impl Args {
         let defaults = Defaults {
             sampling,
             n_predict: usize::try_from(self.answers.predict).ok(),
+            context_shift: self.answers.context_shift && !self.answers.no_context_shift,
             reasoning_budget: reasoning.budget_tokens(),
             keeps_reasoning_in_content: reasoning.is_in_content(),
             queue_time: time(self.load.queue_timeout),
@@ -553,8 +635,8 @@ impl Args {
             false => format!("{n_ctx} tokens"),
         };
         lines.push(format!(
-            "{} texts of {context} at a time, {} more may wait; {} for earlier texts",
-            loaded.scheduler.n_parallel,
+            "{} of {context} at a time, {} more may wait; {} for earlier texts",
+            counted(loaded.scheduler.n_parallel, "text"),
             loaded.scheduler.n_queue,
             size(engine.plan().page_bytes)
         ));
@@ -573,6 +655,7 @@ impl Args {
         }
         out::note(&format!("OpenAI API: {url}/v1 (chat completions, completions, models)"));
         out::note(&format!("Anthropic API: {url} (messages)"));
+        out::note(&format!("Ollama API: {url}/api (chat, generate, tags, show)"));
         let key = match self.access.api_key.is_empty() && self.access.api_key_file.is_none() {
             true => "no key is needed",
             false => "a key is needed",
@@ -582,10 +665,11 @@ impl Args {
             _ => "the same request and seed give the same bytes if its prompt is computed alike",
         };
         out::note(&format!("{key}; {repeated}"));
-        match &self.listen.ready_file {
-            Some(path) => write_ready(path, url),
-            None => Ok(()),
+        if let Some(path) = &self.listen.ready_file {
+            write_ready(path, url)?;
         }
+        systemd::tell(&format!("READY=1\nSTATUS=serving at {url}"));
+        Ok(())
     }
 }
 

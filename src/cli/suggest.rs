@@ -15,6 +15,47 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("show", "inspect"),
 ];
 
+/// Commands of other programs that moeba has no need of, and what to do instead.
+const ABSENT: &[(&str, &str)] = &[
+    ("cp", "a model is a file: copy the file"),
+    (
+        "create",
+        "a GGUF file runs as it is, and a Modelfile's settings are flags: see `moeba run -h`",
+    ),
+    ("login", "pulling takes a token by HF_TOKEN or -hft"),
+    ("ps", "only `moeba serve` keeps models in memory: ask GET /api/ps of the server"),
+    ("push", "moeba downloads models and uploads none"),
+    ("stop", "a server ends by Ctrl-C or SIGTERM"),
+    ("update", "a newer moeba is built from its source as this one was"),
+    ("upgrade", "a newer moeba is built from its source as this one was"),
+    ("version", "`moeba --version` prints it"),
+];
+
+/// Flags by the names that other programs give them.
+const FLAGS_ELSEWHERE: &[(&str, &str)] = &[
+    ("--context", "-c"),
+    ("--context-length", "-c"),
+    ("--ctx", "-c"),
+    ("--cuda", "--device cuda"),
+    ("--gpu", "--device or -ngl"),
+    ("--max-tokens", "-n"),
+    ("--memory", "--ram"),
+    ("--num-ctx", "-c"),
+    ("--num-gpu", "-ngl"),
+    ("--num-predict", "-n"),
+    ("--system", "--system-prompt"),
+];
+
+/// The way to do here what another program's command does.
+pub fn instead(word: &str) -> Option<&'static str> {
+    ABSENT.iter().find(|(name, _)| *name == word).map(|(_, what)| *what)
+}
+
+/// The flag here of another program's flag.
+pub fn flag_meant(name: &str) -> Option<&'static str> {
+    FLAGS_ELSEWHERE.iter().find(|(other, _)| *other == name).map(|(_, here)| *here)
+}
+
 /// The name that is nearest, if it is near.
 pub fn closest<'a, T: AsRef<str>>(name: &str, names: &'a [T]) -> Option<&'a T> {
     let letters = name.trim_start_matches('-').chars().count();

@@ -13,6 +13,9 @@ pub struct Args {
     /// The text, after -- if it begins with a dash; - or nothing is stdin, to the last byte
     #[arg(value_name = "TEXT", default_value = "-")]
     text: String,
+    /// The text, in the place of TEXT
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "text")]
+    prompt: Option<String>,
     /// Print a JSON list of ids
     #[arg(long)]
     json: bool,
@@ -29,9 +32,10 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let tokenizer = Tokenizer::from_gguf(&args.model.open()?)?;
-    let text = match args.text.as_str() {
-        "-" => prompt::read_text(Path::new("-"))?,
-        _ => args.text,
+    let text = match args.prompt {
+        Some(text) => text,
+        None if args.text == "-" => prompt::read_text(Path::new("-"))?,
+        None => args.text,
     };
     let options =
         EncodeOptions { add_special: !args.no_bos, parse_special: !args.no_parse_special };

@@ -5,7 +5,7 @@
 //! computes nothing itself, so that a scheduler can drive many of them with one batch.
 //! [`Generator`] drives one with a session of its own.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,28 @@ pub struct Limits {
     pub ignore_eos: bool,
     /// Strings that end the text. They are no part of it.
     pub stops: Vec<String>,
+    /// Whether a text goes on when the context is full.
+    pub context_shift: Option<ContextShift>,
+}
+
+/// A text that fills the context goes on without the older half of its tokens. The other half is
+/// computed again: the tokens that follow are those that a shorter text would have, bit for bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextShift {
+    /// Tokens of the prompt's beginning that stay; `None` for all of the prompt. The token that
+    /// begins each text stays besides.
+    pub n_keep: Option<usize>,
+}
+
+impl ContextShift {
+    /// The tokens that leave a text, whose prompt had `n_prompt` tokens. Fewer stay than there is
+    /// room for, whatever is to be kept.
+    fn leaving(self, text: &[u32], n_prompt: usize, bos: Option<u32>) -> Range<usize> {
+        let n_first = usize::from(bos.is_some() && text.first().copied() == bos);
+        let wanted = self.n_keep.map_or(n_prompt, |n| n.saturating_add(n_first).min(n_prompt));
+        let n_kept = wanted.min(text.len().saturating_sub(4));
+        n_kept..n_kept + (text.len() - n_kept).div_ceil(2)
+    }
 }
 
 /// Why a text ended.
@@ -102,6 +124,8 @@ pub struct Outcome {
     /// Tokens of the prompt that the session had already.
     pub n_reused: usize,
     pub n_generated: usize,
+    /// Tokens that left the text where it filled the context.
+    pub n_shifted: usize,
     /// Which of [`Limits::stops`] has ended the text.
     pub stop: Option<usize>,
     /// From the start until the first token is chosen.
@@ -123,6 +147,7 @@ impl Outcome {
             n_prompt: 0,
             n_reused: 0,
             n_generated: 0,
+            n_shifted: 0,
             stop: None,
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
@@ -183,6 +208,9 @@ impl Generation {
     pub fn new(engine: &Arc<Engine>, request: &Request) -> Result<Generation> {
         check(&request.prompt, engine.n_ctx())?;
         let Request { limits, sampling, .. } = request;
+        let mut limits = limits.clone();
+        // An answer to a text that an encoder has read ends with its context.
+        limits.context_shift = limits.context_shift.filter(|_| engine.encoder().is_none());
         let mut sampler = Sampler::for_text(sampling.clone(), engine.tokenizer())?;
         if limits.ignore_eos {
             sampler.ban(engine.tokenizer().eog_ids());
@@ -196,9 +224,9 @@ impl Generation {
         Ok(Generation {
             engine: engine.clone(),
             sampler,
-            limits: limits.clone(),
-            detokenizer: detokenizer.showing(&request.shown),
             stops: StopMatcher::new(limits.stops.iter().cloned()),
+            limits,
+            detokenizer: detokenizer.showing(&request.shown),
             stop: None,
             n_generated: 0,
             constraint: request.constraint.clone(),
@@ -354,7 +382,9 @@ impl Generation {
             () if self.stop.is_some() => Step::Finished(FinishReason::StopString),
             () if is_complete => Step::Finished(FinishReason::StopToken),
             () if is_last => Step::Finished(FinishReason::Length),
-            () if n_past == self.engine.n_ctx() => Step::Finished(FinishReason::ContextFull),
+            () if n_past == self.engine.n_ctx() && self.limits.context_shift.is_none() => {
+                Step::Finished(FinishReason::ContextFull)
+            }
             () => Step::Next(token),
         })
     }
@@ -367,6 +397,14 @@ impl Generation {
         let mut rest = self.stops.push(self.detokenizer.finish()).text.to_owned();
         rest.push_str(self.stops.finish());
         if rest.is_empty() { Ok(()) } else { sink.text(&rest) }
+    }
+
+    /// The tokens that leave a text that fills the context, whose prompt had `n_prompt` tokens;
+    /// none where there is room.
+    pub(super) fn leaving(&self, text: &[u32], n_prompt: usize) -> Range<usize> {
+        let shift = self.limits.context_shift.filter(|_| text.len() > self.engine.n_ctx());
+        let bos = self.engine.tokenizer().bos();
+        shift.map_or(0..0, |shift| shift.leaving(text, n_prompt, bos))
     }
 
     /// Which of [`Limits::stops`] has ended the text.

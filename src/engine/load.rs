@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::compute::Compute;
 use super::device::{self, DeviceChoice};
-use super::plan::ram::Place;
+use super::plan::ram::{Place, RamBudget};
 use super::plan::{self, MemoryPlan, TextBytes};
 use super::profile::ProfileFile;
 use super::profile_saver::ProfileSaver;
@@ -28,6 +28,9 @@ use crate::{Error, Result};
 
 /// A context longer than this is refused: its positions would not fit the f32 of RoPE exactly.
 const MAX_CTX: usize = 1 << 24;
+
+/// A context that holds most texts: a hint tells what it leaves to experts.
+const SHORT_CTX: usize = 8192;
 
 /// Memory for pages at most, unless more is asked for.
 const MAX_PAGE_BYTES: u64 = 8 << 30;
@@ -69,10 +72,9 @@ impl Prepared {
             None => Context::new(bound.hyper(), options, &[])?,
             Some(_) => context,
         };
-        context.warn(bound.hyper(), options);
         let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         let kv_bytes = context.kv_bytes(bound.hyper(), options) - on_device;
-        let available = plan::memory::available_bytes();
+        let available = available(options);
         if let Some(available) = available.filter(|a| *a < kv_bytes) {
             return Err(Error::invalid(format!(
                 "the KV cache for {} tokens takes {}, but {} of memory are available: lower -c",
@@ -88,6 +90,7 @@ impl Prepared {
         let texts = TextBytes { kv: kv_bytes, bodies: body_bytes };
         let plan = MemoryPlan::new(&bound, options, n_ctx, texts, available, device)?;
         let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
+        context.warn(bound.hyper(), options, &plan);
         Ok(Prepared { bound, tokenizer, plan, devices })
     }
 }
@@ -124,10 +127,11 @@ fn page_bytes(
     kv_bytes: u64,
 ) -> u64 {
     let (hyper, available) = (bound.hyper(), available.unwrap_or(0));
+    let share = options.n_models.max(1) as u64;
     if hyper.encoder.is_some() {
         return 0;
     }
-    let usual = (available / 8).min(MAX_PAGE_BYTES);
+    let usual = (available / 8 / share).min(MAX_PAGE_BYTES);
     let room = room_beside(bound, available, kv_bytes);
     let pages = options.page_ram.bytes(available).unwrap_or(usual.min(room.unwrap_or(usual)));
     pages + checkpoint_bytes(hyper, options, available)
@@ -147,13 +151,20 @@ fn body_bytes(
     available: Option<u64>,
     kv_bytes: u64,
 ) -> u64 {
-    let Some(available) = available else {
-        return options.body_ram.bytes(0).unwrap_or(*BODY_BYTES.end());
-    };
-    let usual = available / 8;
-    let room = room_beside(bound, available, kv_bytes);
+    let room = available.and_then(|available| room_beside(bound, available, kv_bytes));
+    usual_body_bytes(options.body_ram, available, room)
+}
+
+/// Memory for bodies of requests. Unless it is given, it is within `room`, but for some MiB.
+pub fn usual_body_bytes(asked: RamBudget, available: Option<u64>, room: Option<u64>) -> u64 {
+    let usual = available.map_or(*BODY_BYTES.end(), |available| available / 8);
     let fitting = usual.min(room.unwrap_or(usual)).clamp(*BODY_BYTES.start(), *BODY_BYTES.end());
-    options.body_ram.bytes(available).unwrap_or(fitting)
+    asked.bytes(available.unwrap_or(0)).unwrap_or(fitting)
+}
+
+/// Memory that a model can have.
+fn available(options: &EngineOptions) -> Option<u64> {
+    options.memory.or_else(plan::memory::available_bytes)
 }
 
 /// Memory for the states that are asked for; a model without any needs none.
@@ -252,16 +263,39 @@ impl Context {
         Context { of_session: n_ctx, of_all: n_ctx * n_sessions }
     }
 
-    fn warn(self, hyper: &HyperParams, options: &EngineOptions) {
+    fn warn(self, hyper: &HyperParams, options: &EngineOptions, plan: &MemoryPlan) {
         let (n_ctx, trained) = (self.of_session, hyper.n_ctx_train);
         if n_ctx > trained {
             log::warn!("context of {n_ctx} tokens, but the model was trained on {trained}");
         }
-        if n_ctx < trained && options.n_ctx.is_none() {
+        if options.n_ctx.is_some() {
+            return;
+        }
+        if n_ctx < trained {
             log::warn!(
                 "memory allows a context of {n_ctx} of the model's {trained} tokens (see -c)"
             );
         }
+        if let Some((n, bytes)) = self.for_experts(hyper, options, plan) {
+            log::warn!("-c {n} gives the experts {} more memory", at_most(bytes));
+        }
+    }
+
+    /// A shorter context that is long enough for most texts, and the bytes that it leaves experts
+    /// that are streamed: nothing if that is less than a fiftieth of what they have.
+    fn for_experts(
+        self,
+        hyper: &HyperParams,
+        options: &EngineOptions,
+        plan: &MemoryPlan,
+    ) -> Option<(usize, u64)> {
+        let Place::Streamed { budget } = plan.place else { return None };
+        let missing = plan.sizes.slot_bytes.saturating_sub(budget);
+        let n = SHORT_CTX.min(self.of_session);
+        let short = Context::of_each(n, options.n_sessions.max(1));
+        let saved = self.kv_bytes(hyper, options).saturating_sub(short.kv_bytes(hyper, options));
+        let bytes = saved.min(missing);
+        (options.ram == RamBudget::Auto && bytes > budget / 50).then_some((short.of_all, bytes))
     }
 
     /// Bytes of all sessions' KV caches.
@@ -430,9 +464,10 @@ pub(super) fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usiz
 fn default_room(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
     let states = kv_bytes(hyper, options, 0);
     let one = (kv_bytes(hyper, options, 1) - states).max(1);
-    let available = plan::memory::available_bytes().into_iter().chain(of_device).min();
+    let available = available(options).into_iter().chain(of_device).min();
     let states = states * options.n_sessions.max(1) as u64;
-    let room = available.map_or(u64::MAX, |bytes| (bytes / 4).saturating_sub(states) / one);
+    let share = 4 * options.n_models.max(1) as u64;
+    let room = available.map_or(u64::MAX, |bytes| (bytes / share).saturating_sub(states) / one);
     usize::try_from(room).unwrap_or(usize::MAX)
 }
 

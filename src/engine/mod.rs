@@ -75,9 +75,11 @@ pub use batch::{BatchRow, Interlude};
 use compute::Compute;
 pub use compute::Rest;
 pub use device::DeviceChoice;
-pub use generate::{FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink};
-pub use load::default_threads;
+pub use generate::{
+    ContextShift, FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink,
+};
 use load::kv_bytes;
+pub use load::{default_threads, usual_body_bytes};
 pub use options::{EngineOptions, TestHooks};
 pub(crate) use peers::tensor_types;
 pub use peers::{EXPERTS_ROUTE, ExpertsWork, GREETING_ROUTE, MAX_EXPERTS_BYTES, version};
@@ -134,7 +136,7 @@ impl Engine {
         self.model.adapters.as_ref().map_or(&[], |adapters| &adapters.defaults)
     }
 
-    /// The sums of the matrices' inputs, if [`EngineOptions::sums_inputs`] asks for them.
+    /// Sums of the inputs of the model's matrices so far; `None` if the options ask for none.
     pub fn input_sums(&self) -> Option<&InputSums> {
         self.model.input_sums.as_ref()
     }

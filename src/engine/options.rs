@@ -24,6 +24,11 @@ pub struct EngineOptions {
     /// Context of a session in tokens (`-c`). `None`: what the model was trained for, or less if
     /// its KV cache would take more than a quarter of the memory that is available.
     pub n_ctx: Option<usize>,
+    /// Memory that is there for the model; `None`: what the system says is available.
+    pub memory: Option<u64>,
+    /// Models that share this memory: without a number of their own the context and the pages have
+    /// so much less.
+    pub n_models: usize,
     /// Sessions that there will be at a time (`--parallel`): the plan has memory for as many.
     pub n_sessions: usize,
     /// Sessions share the memory of their KV caches (`--kv-unified`). `n_ctx` is then that of all
@@ -88,8 +93,8 @@ pub struct EngineOptions {
     pub overrides: Vec<Override>,
     /// Adapters beside the model (`--lora`), which the CPU computes.
     pub adapters: Vec<AdapterFile>,
-    /// Sum the squares of all matrices' inputs, for
-    /// [`Engine::input_sums`](super::Engine::input_sums). The CPU computes them.
+    /// Sum the squares of the matrices' inputs, for
+    /// [`Engine::input_sums`](super::Engine::input_sums); the CPU computes them.
     pub sums_inputs: bool,
     /// Accept a file without a vocabulary: input and output are then token ids only.
     pub without_text: bool,
@@ -123,6 +128,8 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             n_ctx: None,
+            memory: None,
+            n_models: 1,
             n_sessions: 1,
             kv_unified: false,
             page_ram: RamBudget::Bytes(0),

@@ -51,9 +51,16 @@ fn describe(bytes: &[u8]) -> String {
         format!("the end of the file after {} bytes ({CUT})", bytes.len())
     } else if text.starts_with(b"{") {
         "a JSON document".into()
+    } else if text.starts_with(b"FROM ") {
+        "a Modelfile: run the file or the name behind FROM".into()
     } else {
-        let shown = &bytes[..bytes.len().min(4)];
-        format!("a file that starts with the bytes {shown:02x?}")
+        let shown = &bytes[..bytes.len().min(16)];
+        match shown.iter().all(|b| b.is_ascii_graphic() || b.is_ascii_whitespace()) {
+            true => format!("a text that starts with {:?}", String::from_utf8_lossy(shown)),
+            false => {
+                format!("a file that starts with the bytes {:02x?}", &shown[..shown.len().min(4)])
+            }
+        }
     }
 }
 

@@ -58,6 +58,16 @@ fn models<'a>(files: &[&'a str]) -> impl Iterator<Item = &'a str> {
     })
 }
 
+/// Models among the files of a folder, each by the name that it has without its ending and its
+/// first file.
+pub fn models_of<'a>(files: &[&'a str]) -> Vec<(&'a str, &'a str)> {
+    let stem = |path: &'a str| match Shard::of(path) {
+        Some(shard) => shard.stem,
+        None => path.strip_suffix(".gguf").unwrap_or(path),
+    };
+    models(files).map(|path| (stem(path), path)).collect()
+}
+
 fn names_type(path: &str, quant: &str) -> bool {
     let (path, quant) = (path.to_ascii_lowercase(), quant.to_ascii_lowercase());
     path.match_indices(&quant).any(|(at, _)| path[at + quant.len()..].starts_with(['.', '-']))

@@ -27,8 +27,9 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Downloads the blob, unless it is there. `progress` gets the number of bytes that are there.
-    pub fn run(&self, progress: &mut dyn FnMut(u64)) -> Try<()> {
+    /// Downloads the blob, unless it is there. `progress` gets the number of bytes that are there,
+    /// and fails if no more are wanted.
+    pub fn run(&self, progress: &mut dyn FnMut(u64) -> Result<()>) -> Try<()> {
         let file = self.file;
         let folder = self.paths.blobs();
         fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, e))?;
@@ -39,7 +40,7 @@ impl Job<'_> {
             return Ok(());
         }
         let mut part = Part::open(self.paths.incomplete(&file.etag), file.size)?;
-        progress(part.len);
+        progress(part.len)?;
         let sha256 = self.receive(&mut part, progress)?;
         self.check(&mut part, file.sha256().or(sha256.as_deref()))?;
         part.persist(&blob)?;
@@ -47,7 +48,11 @@ impl Job<'_> {
     }
 
     /// Until all bytes are there; answers the checksum that the server told besides.
-    fn receive(&self, part: &mut Part, progress: &mut dyn FnMut(u64)) -> Try<Option<String>> {
+    fn receive(
+        &self,
+        part: &mut Part,
+        progress: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Try<Option<String>> {
         let mut tries = Tries::new(&self.config.patience);
         let mut sha256 = None;
         while self.file.size.is_none_or(|size| part.len < size) {
@@ -71,7 +76,7 @@ impl Job<'_> {
         &self,
         part: &mut Part,
         sha256: &mut Option<String>,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Try<()> {
         let answer = self.http.get(&self.url, Some(part.len), self.repo)?;
         if let Some(etag) = answer.linked_etag.as_deref().filter(|etag| names::is_sha256(etag)) {
@@ -101,7 +106,12 @@ impl Job<'_> {
         self.copy(answer, part, progress)
     }
 
-    fn copy(&self, answer: Answer, part: &mut Part, progress: &mut dyn FnMut(u64)) -> Try<()> {
+    fn copy(
+        &self,
+        answer: Answer,
+        part: &mut Part,
+        progress: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Try<()> {
         let mut reader = answer.body.into_reader();
         let mut buffer = vec![0; CHUNK_BYTES];
         let room = self.file.size.unwrap_or(u64::MAX);
@@ -121,7 +131,7 @@ impl Job<'_> {
                 return Err(Error::format(self.label(), "length", expected, got).into());
             }
             part.write(&buffer[..n])?;
-            progress(part.len);
+            progress(part.len)?;
         }
         match self.file.size {
             Some(size) if part.len < size => {

@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
     pub file: &'a str,
+    /// Its SHA-256, where the hub tells it.
+    pub sha256: Option<&'a str>,
     /// Bytes that are there, and of all files that were not in the cache.
     pub done: u64,
     pub total: u64,
@@ -39,9 +41,14 @@ impl Hub {
         RepoPaths::new(&self.config.cache, repo)
     }
 
-    /// The first file of the model on this machine; what the cache lacks is downloaded. A hub that
-    /// cannot be reached is done without where the cache has the model.
-    pub fn fetch(&self, wanted: &Wanted, progress: &mut dyn FnMut(Step<'_>)) -> Result<PathBuf> {
+    /// The first file of the model on this machine; what the cache lacks is downloaded, until
+    /// `progress` fails. A hub that cannot be reached is done without where the cache has the
+    /// model.
+    pub fn fetch(
+        &self,
+        wanted: &Wanted,
+        progress: &mut dyn FnMut(Step<'_>) -> Result<()>,
+    ) -> Result<PathBuf> {
         if self.config.offline {
             return self.cached(wanted)?.ok_or_else(|| {
                 let cache = self.config.cache.display();
@@ -91,7 +98,11 @@ impl Hub {
         Ok(out)
     }
 
-    fn online(&self, wanted: &Wanted, progress: &mut dyn FnMut(Step<'_>)) -> Try<PathBuf> {
+    fn online(
+        &self,
+        wanted: &Wanted,
+        progress: &mut dyn FnMut(Step<'_>) -> Result<()>,
+    ) -> Try<PathBuf> {
         let http = Http::new(&self.config);
         // Where the cache has it, a hub that does not answer at once is done without.
         let attempts = match self.cached(wanted) {
@@ -117,7 +128,10 @@ impl Hub {
             let path = url::escape_path(&file.path);
             let url = format!("{}/{repo}/resolve/{commit}/{path}", self.config.endpoint);
             let (config, http, paths) = (&self.config, &http, &paths);
-            let mut step = |done| progress(Step { file: &file.path, done: before + done, total });
+            let mut step = |done| {
+                let (sha256, done) = (file.sha256(), before + done);
+                progress(Step { file: &file.path, sha256, done, total })
+            };
             Job { config, http, repo, paths, file, url }.run(&mut step)?;
             snapshot::link(paths, &commit, file)?;
             before += file.size.unwrap_or(0);

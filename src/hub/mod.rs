@@ -21,6 +21,7 @@ mod retry;
 mod snapshot;
 mod url;
 
+pub use choice::models_of;
 pub use config::{Config, Patience, Token};
 pub use fetch::{Hub, Step};
 pub use repo::{RepoId, Wanted, is_address};

@@ -28,6 +28,14 @@ pub struct Cached {
     pub path: PathBuf,
 }
 
+impl Cached {
+    /// `USER/REPO:TYPE`, by which it is found again.
+    pub fn name(&self) -> String {
+        let quant = self.quant.as_ref().map(|quant| format!(":{quant}")).unwrap_or_default();
+        format!("{}{quant}", self.repo)
+    }
+}
+
 /// The file as a snapshot has it, if it is there and whole.
 pub fn find(paths: &RepoPaths, commit: &str, file: &RemoteFile) -> Option<PathBuf> {
     let pointer = paths.pointer(commit, &file.path);

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod memory;
 pub mod peak;
 pub mod processor;
+pub mod product_rate;
 pub mod read_rate;
 mod rounds;
 mod team;

@@ -82,7 +82,7 @@ impl<'a> ReadTest<'a> {
 }
 
 /// So much that the next round does not find the last one's in caches.
-fn wanted() -> usize {
+pub(super) fn wanted() -> usize {
     (2 * last_level_caches()).clamp(LEAST, MOST)
 }
 

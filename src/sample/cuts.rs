@@ -20,8 +20,9 @@ impl Stage for TopK {
     }
 }
 
-/// The most probable tokens that together have at least this probability.
-pub struct TopP(pub f32);
+/// The most probable tokens that together have at least this probability, and no fewer than the
+/// second number.
+pub struct TopP(pub f32, pub usize);
 
 impl Stage for TopP {
     fn apply(&mut self, candidates: &mut Candidates) {
@@ -29,7 +30,9 @@ impl Stage for TopP {
         let total = candidates.weigh();
         // Fewer to sort: those lighter than (1 − p)·total/n weigh together less than 1 − p of all.
         let negligible = (1.0 - p) * total / candidates.list.len() as f64;
-        candidates.list.retain(|c| c.weight >= negligible);
+        if self.1 <= 1 {
+            candidates.list.retain(|c| c.weight >= negligible);
+        }
         candidates.sort();
         let mut sum = 0.0;
         let reached = candidates.list.iter().position(|c| {
@@ -37,27 +40,34 @@ impl Stage for TopP {
             sum >= p * total
         });
         if let Some(last) = reached {
-            candidates.list.truncate(last + 1);
+            candidates.list.truncate(self.1.max(last + 1));
         }
     }
 
     fn enough(&self, best: Option<usize>) -> Option<usize> {
-        best.filter(|best| *best == 1)
+        best.filter(|best| *best == 1 && self.1 <= 1)
     }
 }
 
-/// Tokens at least this probable compared with the most probable one.
-pub struct MinP(pub f32);
+/// Tokens at least this probable compared with the most probable one, and no fewer than the second
+/// number.
+pub struct MinP(pub f32, pub usize);
 
 impl Stage for MinP {
     fn apply(&mut self, candidates: &mut Candidates) {
         candidates.weigh();
         let least = f64::from(self.0);
-        candidates.list.retain(|c| c.weight >= least);
+        if self.1 <= 1 {
+            candidates.list.retain(|c| c.weight >= least);
+            return;
+        }
+        candidates.sort();
+        let n = candidates.list.iter().take_while(|c| c.weight >= least).count();
+        candidates.list.truncate(n.max(self.1));
     }
 
     fn enough(&self, best: Option<usize>) -> Option<usize> {
-        best
+        best.filter(|best| self.1 <= *best)
     }
 }
 
@@ -104,21 +114,30 @@ mod tests {
 
     #[test]
     fn top_p_keeps_the_fewest_that_reach_it() {
-        keeps(&mut TopP(0.0), &[4]);
-        keeps(&mut TopP(0.699), &[3, 4]);
-        keeps(&mut TopP(0.8), &[2, 3, 4]);
-        keeps(&mut TopP(0.9999), &[1, 2, 3, 4]);
+        keeps(&mut TopP(0.0, 0), &[4]);
+        keeps(&mut TopP(0.699, 0), &[3, 4]);
+        keeps(&mut TopP(0.8, 0), &[2, 3, 4]);
+        keeps(&mut TopP(0.9999, 0), &[1, 2, 3, 4]);
     }
 
     #[test]
     fn min_p_compares_with_the_best() {
-        keeps(&mut MinP(0.24), &[1, 2, 3, 4]);
-        keeps(&mut MinP(0.26), &[2, 3, 4]);
-        keeps(&mut MinP(0.49), &[2, 3, 4]);
-        keeps(&mut MinP(0.51), &[3, 4]);
-        keeps(&mut MinP(0.74), &[3, 4]);
-        keeps(&mut MinP(0.76), &[4]);
-        keeps(&mut MinP(1.0), &[4]);
+        keeps(&mut MinP(0.24, 0), &[1, 2, 3, 4]);
+        keeps(&mut MinP(0.26, 0), &[2, 3, 4]);
+        keeps(&mut MinP(0.49, 0), &[2, 3, 4]);
+        keeps(&mut MinP(0.51, 0), &[3, 4]);
+        keeps(&mut MinP(0.74, 0), &[3, 4]);
+        keeps(&mut MinP(0.76, 0), &[4]);
+        keeps(&mut MinP(1.0, 0), &[4]);
+    }
+
+    #[test]
+    fn no_fewer_are_kept_than_asked_for() {
+        keeps(&mut TopP(0.0, 3), &[2, 3, 4]);
+        keeps(&mut TopP(0.95, 2), &[1, 2, 3, 4]);
+        keeps(&mut MinP(1.0, 2), &[3, 4]);
+        keeps(&mut MinP(0.26, 2), &[2, 3, 4]);
+        keeps(&mut MinP(1.0, 9), &[1, 2, 3, 4]);
     }
 
     #[test]
@@ -140,13 +159,13 @@ mod tests {
             candidates.list.len()
         };
         assert_eq!(kept(&mut [&mut TopK(100)]), 100);
-        assert_eq!(kept(&mut [&mut MinP(0.1)]), 9000);
+        assert_eq!(kept(&mut [&mut MinP(0.1, 0)]), 9000);
         // 80 % of 9,999 · 10,000 / 2 are those from 4,472 on.
-        assert_eq!(kept(&mut [&mut TopP(0.8)]), 5528);
-        assert_eq!(kept(&mut [&mut TopK(100), &mut MinP(0.1)]), 100);
-        assert_eq!(kept(&mut [&mut MinP(0.1), &mut TopK(100)]), 100);
-        assert_eq!(kept(&mut [&mut TopK(100), &mut TopP(0.8)]), 80);
-        assert_eq!(kept(&mut [&mut TopP(0.8), &mut TopK(100)]), 100);
+        assert_eq!(kept(&mut [&mut TopP(0.8, 0)]), 5528);
+        assert_eq!(kept(&mut [&mut TopK(100), &mut MinP(0.1, 0)]), 100);
+        assert_eq!(kept(&mut [&mut MinP(0.1, 0), &mut TopK(100)]), 100);
+        assert_eq!(kept(&mut [&mut TopK(100), &mut TopP(0.8, 0)]), 80);
+        assert_eq!(kept(&mut [&mut TopP(0.8, 0), &mut TopK(100)]), 100);
     }
 
     #[test]
@@ -157,8 +176,8 @@ mod tests {
             after(candidates, stage).len()
         };
         // At a temperature of 1/2, probabilities are as 1 : 4 : 9 : 16.
-        assert_eq!([kept(1.0, &mut TopP(0.8)), kept(0.5, &mut TopP(0.8))], [3, 2]);
-        assert_eq!([kept(1.0, &mut MinP(0.3)), kept(0.5, &mut MinP(0.3))], [3, 2]);
+        assert_eq!([kept(1.0, &mut TopP(0.8, 0)), kept(0.5, &mut TopP(0.8, 0))], [3, 2]);
+        assert_eq!([kept(1.0, &mut MinP(0.3, 0)), kept(0.5, &mut MinP(0.3, 0))], [3, 2]);
         assert_eq!([kept(1.0, &mut TopNSigma(1.0)), kept(0.5, &mut TopNSigma(1.0))], [2, 2]);
     }
 }

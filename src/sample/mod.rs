@@ -264,13 +264,13 @@ fn stages(o: &SamplerOptions, seed: u64, mut breakers: Breakers) -> Vec<Box<dyn 
             SamplerKind::Dry => Box::new(Dry::new(&o.dry, std::mem::take(&mut breakers))),
             SamplerKind::TopNSigma => Box::new(TopNSigma(o.top_n_sigma)),
             SamplerKind::TopK => Box::new(TopK(o.top_k as usize)),
-            SamplerKind::TypicalP => Box::new(TypicalP(o.typical_p)),
-            SamplerKind::TopP => Box::new(TopP(o.top_p)),
-            SamplerKind::MinP => Box::new(MinP(o.min_p)),
+            SamplerKind::TypicalP => Box::new(TypicalP(o.typical_p, o.min_keep)),
+            SamplerKind::TopP => Box::new(TopP(o.top_p, o.min_keep)),
+            SamplerKind::MinP => Box::new(MinP(o.min_p, o.min_keep)),
             SamplerKind::Xtc => {
                 let mut rng = ChaCha12Rng::seed_from_u64(seed);
                 rng.set_stream(1);
-                Box::new(Xtc::new(&o.xtc, rng))
+                Box::new(Xtc::new(&o.xtc, o.min_keep, rng))
             }
             SamplerKind::Temperature => Box::new(Temperature::new(o.temp, &o.dynatemp)),
             // It is the choice at the chain's end.

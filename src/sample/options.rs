@@ -23,6 +23,8 @@ pub struct SamplerOptions {
     /// Tokens whose logits are within so many standard deviations of the greatest; 0 or less: all.
     pub top_n_sigma: f32,
     pub xtc: XtcOptions,
+    /// Tokens that top-p, min-p, typical-p and XTC each leave at least, if there are as many.
+    pub min_keep: usize,
     /// Logits of tokens among the last `repeat_last_n` are divided by this; 1: not.
     pub repeat_penalty: f32,
     /// How many tokens the penalties look back; −1: all, 0: none.
@@ -67,6 +69,7 @@ impl Default for SamplerOptions {
             typical_p: 1.0,
             top_n_sigma: -1.0,
             xtc: XtcOptions::default(),
+            min_keep: 0,
             repeat_penalty: 1.0,
             repeat_last_n: 64,
             presence_penalty: 0.0,

@@ -4,8 +4,8 @@
 use super::Stage;
 use super::candidates::Candidates;
 
-/// As many as have more than this probability together.
-pub struct TypicalP(pub f32);
+/// As many as have more than this probability together, and no fewer than the second number.
+pub struct TypicalP(pub f32, pub usize);
 
 impl Stage for TypicalP {
     fn apply(&mut self, candidates: &mut Candidates) {
@@ -17,7 +17,7 @@ impl Stage for TypicalP {
             sum > f64::from(self.0) * entropy.total
         });
         if let Some(last) = reached {
-            candidates.list.truncate(last + 1);
+            candidates.list.truncate(self.1.max(last + 1));
         }
     }
 }
@@ -30,10 +30,10 @@ mod tests {
     /// The figures of llama.cpp's tests.
     #[test]
     fn the_typical_are_kept() {
-        let got = after(of(&[0.97, 0.01, 0.01, 0.01]), &mut TypicalP(0.5));
+        let got = after(of(&[0.97, 0.01, 0.01, 0.01]), &mut TypicalP(0.5, 0));
         assert_near(&got, &[(0, 1.0)]);
         let third = 1.0 / 3.0;
-        let got = after(of(&[0.4, 0.2, 0.2, 0.2]), &mut TypicalP(0.5));
+        let got = after(of(&[0.4, 0.2, 0.2, 0.2]), &mut TypicalP(0.5, 0));
         assert_near(&got, &[(1, third), (2, third), (3, third)]);
     }
 
@@ -41,9 +41,9 @@ mod tests {
     #[test]
     fn the_best_may_be_dropped() {
         let tenths = [0.1, 0.2, 0.3, 0.4];
-        assert_near(&after(of(&tenths), &mut TypicalP(0.2)), &[(2, 1.0)]);
-        let got = after(of(&tenths), &mut TypicalP(0.45));
+        assert_near(&after(of(&tenths), &mut TypicalP(0.2, 0)), &[(2, 1.0)]);
+        let got = after(of(&tenths), &mut TypicalP(0.45, 0));
         assert_near(&got, &[(1, 0.4), (2, 0.6)]);
-        assert_eq!(after(of(&tenths), &mut TypicalP(0.999)).len(), 4);
+        assert_eq!(after(of(&tenths), &mut TypicalP(0.999, 0)).len(), 4);
     }
 }

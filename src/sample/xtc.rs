@@ -21,13 +21,15 @@ impl Default for XtcOptions {
 
 pub struct Xtc {
     options: XtcOptions,
+    /// Nothing is left out where fewer would be left.
+    min_keep: usize,
     rng: ChaCha12Rng,
 }
 
 impl Xtc {
     /// `rng` is of its own: the draws of tokens stay what they are.
-    pub fn new(options: &XtcOptions, rng: ChaCha12Rng) -> Self {
-        Self { options: options.clone(), rng }
+    pub fn new(options: &XtcOptions, min_keep: usize, rng: ChaCha12Rng) -> Self {
+        Self { options: options.clone(), min_keep, rng }
     }
 }
 
@@ -40,7 +42,10 @@ impl Stage for Xtc {
         candidates.sort();
         let least = f64::from(self.options.threshold) * candidates.weigh();
         let n_top = candidates.list.iter().take_while(|c| c.weight >= least).count();
-        candidates.list.drain(..n_top.saturating_sub(1));
+        let n = n_top.saturating_sub(1);
+        if candidates.list.len() - n >= self.min_keep {
+            candidates.list.drain(..n);
+        }
     }
 }
 
@@ -52,7 +57,7 @@ mod tests {
 
     fn kept(probability: f32, threshold: f32) -> Vec<(u32, f64)> {
         let rng = ChaCha12Rng::seed_from_u64(0);
-        let mut stage = Xtc::new(&XtcOptions { probability, threshold }, rng);
+        let mut stage = Xtc::new(&XtcOptions { probability, threshold }, 0, rng);
         after(of(&[0.4, 0.3, 0.2, 0.1]), &mut stage)
     }
 
@@ -68,7 +73,7 @@ mod tests {
     #[test]
     fn it_acts_as_often_as_it_is_told() {
         let options = XtcOptions { probability: 0.3, threshold: 0.1 };
-        let mut stage = Xtc::new(&options, ChaCha12Rng::seed_from_u64(1));
+        let mut stage = Xtc::new(&options, 0, ChaCha12Rng::seed_from_u64(1));
         let mut acted = 0;
         for _ in 0..10_000 {
             acted += u32::from(after(of(&[0.6, 0.4]), &mut stage).len() == 1);

@@ -80,7 +80,7 @@ fn one(path: &str, item: &Value) -> ApiResult<(usize, f32)> {
 /// Serves the route.
 pub async fn serve(call: &mut Call) -> ApiResult<Response<Body>> {
     if call.parts.method != Method::POST {
-        return Ok(response(&told(&*call.service()?)));
+        return Ok(response(&told(&*call.looked_at()?)));
     }
     let set = call.with_body(|body, service| {
         let scales = service.adapters.asked(Some(&list("lora", body)?))?;

@@ -4,6 +4,7 @@
 //! values of serde_json take up to some hundred times their text. Short bodies have memory of their
 //! own, so that long ones keep none of them waiting.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -11,15 +12,17 @@ use std::time::{Duration, Instant};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::http::{HeaderValue, header};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::errors::{ApiError, ApiResult, Kind};
+use super::fields::wrong;
 use super::limits::BODY_TIME;
+use super::models::{Lease, Models};
 use super::report::LogRequests;
 use super::router::Call;
-use super::service::Service;
 use super::sockets::{Reading, is_slow};
 use crate::meter;
 
@@ -170,50 +173,67 @@ fn parsed_bytes(json: &[u8]) -> usize {
 }
 
 impl Call {
-    /// Reads the body as JSON and runs `work` on it, on a thread that may take its time.
+    /// Reads the body as JSON and runs `work` on it and on the model that it names, which is loaded
+    /// if it is not there, on a thread that may take its time.
     pub async fn with_body<T: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&Value, &Arc<Service>) -> ApiResult<T> + Send + 'static,
+        work: impl FnOnce(&Value, &Arc<Lease>) -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
-        let service = self.service()?;
-        let body = self.read_body(Some(&service.bodies)).await?;
-        if self.app.options.log_requests == LogRequests::Full {
+        let body = self.receive().await?;
+        self.with_received(body, work).await
+    }
+
+    /// The bytes of the body.
+    pub async fn receive(&mut self) -> ApiResult<Held> {
+        let app = self.app.clone();
+        let body = self.read_body(Some(&app.open_models()?.bodies)).await?;
+        if app.options.log_requests == LogRequests::Full {
             log::info!("{} {}", self.id, String::from_utf8_lossy(&body.bytes));
         }
+        Ok(body)
+    }
+
+    /// [`Call::with_body`] of a body that is there.
+    pub async fn with_received<T: Send + 'static>(
+        &self,
+        body: Held,
+        work: impl FnOnce(&Value, &Arc<Lease>) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let models = self.app.open_models()?;
         let is_long = body.bytes.len() > SHORT;
-        let (body, room) = match is_long {
-            true => self.room_for_values(body, &service).await?,
-            false => (body, None),
+        let (asked, n_bytes, body) = match is_long {
+            true => in_background(|| (asked(&body.bytes), parsed_bytes(&body.bytes), body)).await?,
+            false => (asked(&body.bytes), 0, body),
+        };
+        let id = match models.is_single() {
+            true => models.find(None)?,
+            false => find(models, asked?).await?,
+        };
+        let model = models.take(id).await?;
+        let room = match is_long {
+            true => Some(self.room_for_values(n_bytes, &models.bodies).await?),
+            false => None,
         };
         let work = move || {
-            let value = super::body::json(&body.bytes).map_err(|e| {
-                let message = format!("the request's body is no JSON: {e}");
-                ApiError::new(Kind::Invalid, "invalid_json", message)
-            });
+            let value = parsed(&body.bytes);
             drop(body);
-            let result = value.and_then(|value: Value| work(&value, &service));
+            let result = value.and_then(|value: Value| work(&value, &model));
             if is_long {
                 meter::give_back();
             }
             drop(room);
             result
         };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(_) => Err(ApiError::server("the request could not be read: see the messages")),
-        }
+        in_background(work).await?
     }
 
     /// Waits until there is memory for what a long body becomes.
     async fn room_for_values(
         &self,
-        body: Held,
-        service: &Service,
-    ) -> ApiResult<(Held, Option<OwnedSemaphorePermit>)> {
-        let measured = tokio::task::spawn_blocking(move || (parsed_bytes(&body.bytes), body));
-        let lost = |_| ApiError::server("the request could not be read: see the messages");
-        let (n_bytes, body) = measured.await.map_err(lost)?;
-        let pool = &service.bodies.parsed;
+        n_bytes: usize,
+        bodies: &Bodies,
+    ) -> ApiResult<OwnedSemaphorePermit> {
+        let pool = &bodies.parsed;
         if n_bytes > pool.n_bytes {
             let message = format!(
                 "the body has so many values that reading them may take {n_bytes} bytes, and there \
@@ -222,8 +242,7 @@ impl Call {
             );
             return Err(ApiError::new(Kind::Body(413), "body_too_large", message));
         }
-        let room = pool.take(n_bytes).await.ok_or_else(|| self.no_room())?;
-        Ok((body, Some(room)))
+        pool.take(n_bytes).await.ok_or_else(|| self.no_room())
     }
 
     fn no_room(&self) -> ApiError {
@@ -292,6 +311,55 @@ impl Call {
         }
         Ok(place)
     }
+}
+
+/// The model that a body names; `name` is the field of Ollama's older clients.
+#[derive(Deserialize)]
+struct Asked<'a> {
+    #[serde(borrow)]
+    model: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+}
+
+/// The name of the model in a body. Its other members are read over.
+fn asked(body: &[u8]) -> ApiResult<Option<String>> {
+    if let Ok(Asked { model, name }) = serde_json::from_slice(body) {
+        return Ok(model.or(name).map(Cow::into_owned));
+    }
+    // No JSON, or a name that is none, or one that is there twice.
+    let value = parsed(body)?;
+    let given = ["model", "name"].iter().map(|name| &value[*name]).find(|name| !name.is_null());
+    match given {
+        Some(Value::String(name)) => Ok(Some(name.clone())),
+        Some(other) => Err(wrong("model", "a string", other)),
+        None => Ok(None),
+    }
+}
+
+/// The JSON of a body.
+pub fn parsed(body: &[u8]) -> ApiResult<Value> {
+    super::body::json(body).map_err(|e| {
+        let message = format!("the request's body is no JSON: {e}");
+        ApiError::new(Kind::Invalid, "invalid_json", message)
+    })
+}
+
+/// The model of this name. Where it is not known, folders are read.
+pub async fn find(models: &Arc<Models>, name: Option<String>) -> ApiResult<usize> {
+    if let Some(id) = models.known(name.as_deref()) {
+        return Ok(id);
+    }
+    let models = models.clone();
+    in_background(move || models.find(name.as_deref())).await?
+}
+
+/// Runs work on a thread that may take its time.
+pub async fn in_background<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> ApiResult<T> {
+    let lost = |_| ApiError::server("the request could not be read: see the messages");
+    tokio::task::spawn_blocking(work).await.map_err(lost)
 }
 
 fn too_large(most: usize) -> ApiError {

@@ -174,6 +174,12 @@ impl ApiError {
         ApiError { retry_after: Some(1), ..error }
     }
 
+    /// The error of a look at a model that is not there.
+    pub fn not_loaded() -> ApiError {
+        let message = "the model is not loaded: a request that uses it loads it";
+        ApiError::new(Kind::Overloaded, "model_not_loaded", message).after(Duration::from_secs(2))
+    }
+
     pub fn shutting_down() -> ApiError {
         let error =
             ApiError::new(Kind::Overloaded, "shutting_down", "The server is shutting down.");

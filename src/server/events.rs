@@ -81,6 +81,13 @@ pub struct Finish {
     pub queue_time: Duration,
 }
 
+impl Finish {
+    /// Whether the context was too small for the text.
+    pub fn is_truncated(&self) -> bool {
+        self.reason == FinishReason::ContextFull || self.outcome.n_shifted > 0
+    }
+}
+
 /// Events that wait for their reader before the answer's job rests.
 const CAPACITY: usize = 16;
 

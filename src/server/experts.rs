@@ -15,6 +15,7 @@ use super::App;
 use super::body::Body;
 use super::errors::{ApiError, ApiResult, Kind};
 use super::limits::MAX_VIEWERS;
+use super::models::Lease;
 use super::service::Service;
 use super::sse::{Frames, Source, events};
 use super::status::slot_list;
@@ -35,6 +36,8 @@ pub struct Viewers {
 #[derive(Debug)]
 struct Snapshot {
     time: Instant,
+    /// [`Lease::load`] of the model.
+    load: u64,
     /// Layer after layer, and how many each layer has.
     experts: Vec<PlacedExpert>,
     n_experts: Vec<usize>,
@@ -58,19 +61,20 @@ impl Viewers {
     }
 
     /// The newest snapshot, or a new one if that is older than a moment.
-    fn look(&self, service: &Service) -> Arc<Snapshot> {
+    fn look(&self, model: &Lease) -> Arc<Snapshot> {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(snapshot) = newest.as_ref().filter(|old| old.time.elapsed() < INTERVAL) {
+        let of_model = newest.as_ref().filter(|old| old.load == model.load);
+        if let Some(snapshot) = of_model.filter(|old| old.time.elapsed() < INTERVAL) {
             return snapshot.clone();
         }
-        let verdict = newest.as_ref().and_then(|old| old.figures.get("verdict").cloned());
-        newest.insert(Arc::new(Snapshot::take(service, verdict))).clone()
+        let verdict = of_model.and_then(|old| old.figures.get("verdict").cloned());
+        newest.insert(Arc::new(Snapshot::take(model, verdict))).clone()
     }
 }
 
 impl Snapshot {
     /// `verdict` is the last one: a policy that is at work has none to give.
-    fn take(service: &Service, verdict: Option<Value>) -> Snapshot {
+    fn take(service: &Lease, verdict: Option<Value>) -> Snapshot {
         let engine = service.engine();
         let mut experts = Vec::new();
         let mut report = |layer| {
@@ -82,14 +86,16 @@ impl Snapshot {
         let mut figures = figures(service);
         let verdict = engine.policy_verdict().map_or(verdict, |new| Some(new.into()));
         figures.insert("verdict".into(), verdict.unwrap_or_default());
-        Snapshot { time: Instant::now(), experts, n_experts, figures }
+        Snapshot { time: Instant::now(), load: service.load, experts, n_experts, figures }
     }
 }
 
 /// One who looks, until this is dropped.
 struct View {
     app: Arc<App>,
-    service: Arc<Service>,
+    id: usize,
+    /// [`Lease::load`] of the model.
+    load: u64,
     start: Instant,
     /// The snapshot that the client has, and when it was sent.
     shown: Option<(Arc<Snapshot>, Instant)>,
@@ -109,14 +115,17 @@ impl Source for View {
             if self.app.is_stopping.load(Ordering::Relaxed) {
                 return None;
             }
-            let (app, service) = (self.app.clone(), self.service.clone());
-            let snapshot = tokio::task::spawn_blocking(move || app.viewers.look(&service));
-            let snapshot = snapshot.await.ok()?;
+            // A look keeps no model; the stream ends with it.
+            let model = self.app.models().ok()?.look(self.id);
+            let model = model.filter(|model| model.load == self.load)?;
+            let app = self.app.clone();
+            let looked = tokio::task::spawn_blocking(move || (app.viewers.look(&model), model));
+            let (snapshot, model) = looked.await.ok()?;
             self.next = Instant::now() + INTERVAL;
             let ms = snapshot.time.duration_since(self.start).as_millis() as u64;
             let mut frames = Frames::default();
             match &self.shown {
-                None => frames.event("experts", &first(&snapshot, &self.service, ms)),
+                None => frames.event("experts", &first(&snapshot, &model, ms)),
                 Some((before, sent)) => {
                     let cells = changes(&before.experts, &snapshot.experts);
                     let is_new = !cells.is_empty() || before.figures != snapshot.figures;
@@ -133,14 +142,15 @@ impl Source for View {
 }
 
 /// `GET /moeba/experts`
-pub fn stream(app: &Arc<App>) -> ApiResult<Response<Body>> {
+pub fn stream(app: &Arc<App>, query: &str) -> ApiResult<Response<Body>> {
     if !app.options.slots {
         return Err(ApiError::not_supported("start the server without --no-slots to have this"));
     }
-    let service = app.service()?;
+    app.open_models()?;
+    let model = app.looked_at(query)?.ok_or_else(ApiError::not_loaded)?;
     app.viewers.enter()?;
-    let now = Instant::now();
-    let view = View { app: app.clone(), service, start: now, shown: None, next: now };
+    let (id, load, now) = (model.id(), model.load, Instant::now());
+    let view = View { app: app.clone(), id, load, start: now, shown: None, next: now };
     Ok(events(Bytes::new(), view))
 }
 

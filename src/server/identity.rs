@@ -30,11 +30,11 @@ pub fn identity(model: &Loaded, info: &ModelInfo) -> Result<Value> {
 /// A digest of the defaults of requests: sampling, limits and the chat template.
 fn settings(model: &Loaded, info: &ModelInfo) -> String {
     let defaults = &model.defaults;
-    let limits = (defaults.n_predict, defaults.reasoning_budget);
+    let limits = (defaults.n_predict, defaults.context_shift, defaults.reasoning_budget);
     let content = (defaults.keeps_reasoning_in_content, model.trusts_content);
     let mut hash = Sha256::new();
     hash.update(format!("{:?};{limits:?};{content:?};", defaults.sampling));
-    hash.update(format!("{:?};{:?}", info.chat_template, model.variables));
+    hash.update(format!("{:?};{:?}", info.facts.chat_template, model.variables));
     hash.update(format!("{:?}", model.template.source()));
     hex(&hash.finalize()[..8])
 }

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::events::Finish;
+use super::models::Listing;
 use super::random;
 use super::service::Service;
 use crate::engine::scheduler::{Counts, Histogram, SECONDS, SlotStatus, Status};
@@ -92,7 +93,7 @@ impl Metrics {
     }
 
     /// All series.
-    pub fn text(&self, service: Option<&Service>) -> String {
+    pub fn text(&self, service: Option<&Service>, models: &[Listing]) -> String {
         let mut out = String::new();
         let version = env!("CARGO_PKG_VERSION");
         let fingerprint = service.map_or("", |service| service.info.fingerprint.as_str());
@@ -110,6 +111,12 @@ impl Metrics {
         let help = "Fields of requests that have no meaning here.";
         one(&mut out, "moeba_unknown_fields_total", "counter", help, unknown);
         self.write_times(&mut out);
+        let help = "Whether a model is loaded.";
+        header(&mut out, "moeba_model_loaded", "gauge", help);
+        for listing in models {
+            let (name, is_loaded) = (escaped(&listing.names[0]), listing.lease.is_some());
+            let _ = writeln!(out, "moeba_model_loaded{{model=\"{name}\"}} {}", u8::from(is_loaded));
+        }
         if let Some(service) = service {
             self.of_service(service, &mut out);
         }
@@ -322,6 +329,11 @@ fn experts(service: &Service, out: &mut String) {
     }
 }
 
+/// A text as the value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -369,7 +381,7 @@ mod tests {
         add(Duration::from_millis(20));
         add(Duration::from_secs(9999));
         metrics.add_request("/health", 200);
-        let text = metrics.text(None);
+        let text = metrics.text(None, &[]);
         for line in [
             "moeba_time_to_first_token_seconds_bucket{le=\"0.01\"} 0",
             "moeba_time_to_first_token_seconds_bucket{le=\"0.025\"} 1",

@@ -23,12 +23,14 @@ mod limits;
 mod listen;
 mod metrics;
 mod model;
+mod models;
 mod openapi;
 mod origin;
 mod page;
 mod peer;
 mod prompt;
 mod proxy;
+mod query;
 mod random;
 mod replay;
 mod report;
@@ -40,6 +42,7 @@ mod slots;
 mod sockets;
 mod sse;
 mod status;
+pub mod systemd;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -54,6 +57,7 @@ use tokio::task::JoinHandle;
 pub use auth::Keys;
 pub use limits::ConnectionLimits;
 pub use listen::Address;
+pub use models::{Downloads, Library, Limits, Listed, Need, Pulled, Shelf};
 pub use origin::Allowed;
 pub use proxy::Network;
 pub use report::LogRequests;
@@ -70,10 +74,8 @@ use experts::Viewers;
 use fields::Fields;
 use listen::Listener;
 use metrics::Metrics;
-use model::ModelInfo;
+use models::{Lease, Models};
 use peer::PeerService;
-use prompt::Templates;
-use service::Service;
 use sockets::Sockets;
 
 /// How a server listens and whom it serves.
@@ -106,6 +108,8 @@ pub struct ServerOptions {
     pub page: bool,
     /// Whether it is to be a peer, which computes experts and no texts.
     pub only_experts: bool,
+    /// The beginning of all paths, as `/llm`; empty for none.
+    pub api_prefix: String,
     pub log_requests: LogRequests,
 }
 
@@ -130,6 +134,7 @@ impl ServerOptions {
             slot_save_path: None,
             page: false,
             only_experts: true,
+            api_prefix: String::new(),
             log_requests: LogRequests::Line,
         }
     }
@@ -161,7 +166,7 @@ pub struct App {
     metrics: Arc<Metrics>,
     viewers: Viewers,
     sockets: Sockets,
-    service: OnceLock<Arc<Service>>,
+    models: OnceLock<Arc<Models>>,
     peer: OnceLock<Arc<PeerService>>,
     /// The part of the model that is loaded, in thousandths.
     progress: AtomicU32,
@@ -169,26 +174,33 @@ pub struct App {
 }
 
 impl App {
-    /// The model, once it is loaded.
-    fn loaded(&self) -> ApiResult<Arc<Service>> {
+    /// The models, once the server has them.
+    fn models(&self) -> ApiResult<&Arc<Models>> {
         if self.options.only_experts {
             let why = "this server computes experts for other machines (moeba experts), no texts";
             return Err(ApiError::not_supported(why));
         }
-        self.service.get().cloned().ok_or_else(ApiError::loading)
+        self.models.get().ok_or_else(ApiError::loading)
     }
 
-    /// Whether the model, or a peer's part of it, is loaded.
-    fn is_loaded(&self) -> bool {
-        self.service.get().is_some() || self.peer.get().is_some()
-    }
-
-    /// [`App::loaded`], unless the server is about to stop.
-    fn service(&self) -> ApiResult<Arc<Service>> {
+    /// [`App::models`], unless the server is about to stop.
+    fn open_models(&self) -> ApiResult<&Arc<Models>> {
         match self.is_stopping.load(Ordering::Relaxed) {
             true => Err(ApiError::shutting_down()),
-            false => self.loaded(),
+            false => self.models(),
         }
+    }
+
+    /// The model that the query of a look names, if it is loaded.
+    fn looked_at(&self, query: &str) -> ApiResult<Option<Arc<Lease>>> {
+        let models = self.models()?;
+        let id = models.find_to_look(query::value(query, "model").as_deref())?;
+        Ok(id.and_then(|id| models.look(id)))
+    }
+
+    /// Whether the server has its models, or a peer its part of one.
+    fn is_loaded(&self) -> bool {
+        self.models.get().is_some() || self.peer.get().is_some()
     }
 
     fn keys(&self) -> Arc<Keys> {
@@ -197,8 +209,8 @@ impl App {
 
     /// The time after which a request that has no place now should come again.
     fn time_to_wait(&self) -> Duration {
-        let service = self.service.get();
-        service.map_or(Duration::from_secs(1), |service| service.scheduler.time_to_wait())
+        let newest = self.models.get().and_then(|models| models.newest());
+        newest.map_or(Duration::from_secs(1), |model| model.scheduler.time_to_wait())
     }
 
     /// Counts the fields of a request that have no meaning here.
@@ -283,13 +295,13 @@ impl Server {
             metrics: Arc::default(),
             viewers: Viewers::default(),
             sockets,
-            service: OnceLock::new(),
+            models: OnceLock::new(),
             peer: OnceLock::new(),
             progress: AtomicU32::new(0),
             is_stopping: AtomicBool::new(false),
         });
         let (stop, stopped) = watch::channel(false);
-        let url = listener.url();
+        let url = listener.url() + &app.options.api_prefix;
         let accepting = runtime.spawn(listener.run(app.clone(), stopped));
         Ok(Server { app, url, stop, accepting, runtime })
     }
@@ -306,16 +318,30 @@ impl Server {
 
     /// Starts to serve a model.
     pub fn open(&self, model: Loaded) -> Result<()> {
-        let names = self.app.options.names.clone();
-        let mut info = ModelInfo::new(&model.engine, &model.options, names);
-        info.identity = identity::identity(&model, &info)?;
-        let Loaded { engine, scheduler, kv_folder, .. } = model;
-        let Loaded { template, variables, trusts_content, defaults, .. } = model;
-        let templates = Templates::new(template, variables, trusts_content, engine.tokenizer())?;
-        let service = Service::start(&engine, scheduler, templates, info, defaults, kv_folder)?;
-        let is_new = self.app.service.set(Arc::new(service)).is_ok();
-        assert!(is_new, "a server has one model");
+        self.set_models(Models::of_one(model, self.app.options.names.clone())?);
         Ok(())
+    }
+
+    /// Starts to serve models that come when they are asked for.
+    pub fn open_models(&self, shelf: Shelf) -> Result<()> {
+        self.set_models(Models::of_shelf(shelf)?);
+        Ok(())
+    }
+
+    fn set_models(&self, models: Arc<Models>) {
+        assert!(self.app.models.set(models).is_ok(), "a server gets its models once");
+    }
+
+    /// Loads the model of requests that name none. Fails if there is none, or if it cannot be
+    /// loaded.
+    pub fn load_first(&self) -> Result<()> {
+        let loaded = self.runtime.block_on(async {
+            let models = self.app.models()?;
+            models.take(models.find(None)?).await
+        });
+        loaded
+            .map(drop)
+            .map_err(|why| interrupt::check().err().unwrap_or_else(|| Error::invalid(why.message)))
     }
 
     /// Starts to compute experts for other machines.
@@ -326,7 +352,8 @@ impl Server {
 
     /// How far answers can be repeated: `exact`, or `load` where they depend on how a prompt came.
     pub fn deterministic(&self) -> &'static str {
-        self.app.loaded().map_or("exact", |service| status::deterministic(&service))
+        let newest = self.app.models.get().and_then(|models| models.newest());
+        newest.map_or("exact", |model| status::deterministic(&model))
     }
 
     /// Serves until a signal asks the program to end, then stops. On SIGHUP the keys are those of
@@ -344,6 +371,7 @@ impl Server {
                 }
             }
         }
+        systemd::tell("STOPPING=1");
         self.stop();
     }
 
@@ -361,14 +389,8 @@ impl Server {
         let Server { app, stop, accepting, runtime, .. } = self;
         app.is_stopping.store(true, Ordering::Relaxed);
         accepting.abort();
-        if let Some(service) = app.service.get() {
-            service.scheduler.close();
-            let end = Instant::now() + app.options.grace;
-            while !service.scheduler.is_idle() && Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            service.cancel_all();
-            service.scheduler.end();
+        if let Some(models) = app.models.get() {
+            models.close(app.options.grace);
         }
         // Connections end after the answer that they write.
         let _ = stop.send(true);

@@ -89,7 +89,7 @@ impl Allowed {
         let mut origins = headers.get_all(header::ORIGIN).iter();
         match (origins.next(), origins.next()) {
             (None, _) => {}
-            (Some(origin), None) if self.allows_origin(origin) => {
+            (Some(origin), None) if self.allows_origin(origin) || is_same(origin, headers) => {
                 return Ok(Some(origin.clone()));
             }
             (Some(origin), _) => {
@@ -115,6 +115,15 @@ impl Allowed {
         let authority = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
         authority.and_then(name_of).is_some_and(|name| is_local(&name))
     }
+}
+
+/// Whether an origin is the host that the request names, as in requests of this server's own page.
+/// A page that has pointed its own name here is refused for its host, or lacks the key.
+fn is_same(origin: &HeaderValue, headers: &HeaderMap) -> bool {
+    let origin = origin.as_bytes();
+    let authority = origin.strip_prefix(b"http://").or(origin.strip_prefix(b"https://"));
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
+    authority.zip(host).is_some_and(|(authority, host)| authority.eq_ignore_ascii_case(host))
 }
 
 /// Whether a name is that of this machine.
@@ -224,6 +233,12 @@ mod tests {
         for bad in ["null", "https://evil.example", "http://localhost.evil.example", "file://"] {
             assert_eq!(check(&[("origin", bad)]), None, "{bad}");
         }
+        let at = |origin, host| check(&[("origin", origin), ("host", host)]);
+        assert_eq!(at("http://192.168.1.5:8080", "192.168.1.5:8080"), Some(true));
+        assert_eq!(at("https://Box.lan", "box.lan"), Some(true));
+        assert_eq!(at("http://192.168.1.5:81", "192.168.1.5:8080"), None);
+        assert_eq!(at("https://evil.example", "box.lan"), None);
+        assert_eq!(at("null", "null"), None);
         assert_eq!(check(&[("sec-fetch-site", "cross-site")]), None);
         assert_eq!(check(&[("sec-fetch-site", "same-origin")]), Some(false));
     }

@@ -15,8 +15,8 @@ use super::api::{anthropic, chat, completions, models, native, ollama, responses
 use super::auth::Client;
 use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
+use super::models::Lease;
 use super::report::Report;
-use super::service::Service;
 use super::sockets::{Activity, Place, Socket};
 use super::{adapters, experts, openapi, origin, page, peer, proxy, random, replay, slots, status};
 use crate::engine::{EXPERTS_ROUTE, GREETING_ROUTE};
@@ -50,6 +50,8 @@ pub enum Handler {
     OpenApi,
     Models,
     Model,
+    ModelsLoad,
+    ModelsUnload,
     Props,
     Slots,
     /// Saves, restores or erases a slot.
@@ -78,6 +80,8 @@ pub enum Handler {
     OllamaShow,
     OllamaChat,
     OllamaGenerate,
+    OllamaPull,
+    OllamaDelete,
     Adapters,
     /// A sentence that names the alternative.
     NotBuilt(&'static str),
@@ -100,9 +104,8 @@ const RESPONSES: &str = "POST, OPTIONS, GET";
 const ANY: &str = "GET, HEAD, POST, DELETE, OPTIONS";
 
 const EMBEDDINGS: &str = "moeba generates text only: it has no embeddings and no reranking";
-const ONE_MODEL: &str = "moeba serves one model: put llama-swap in front to serve several";
 const TEXT_ONLY: &str = "moeba reads and writes text only, no images and no sound";
-const MANAGEMENT: &str = "moeba serves the model that it was started with: see moeba pull and rm";
+const MANAGEMENT: &str = "moeba makes no models here: see moeba pull, convert and quantize";
 const BATCHES: &str = "moeba keeps no batches: send each request to /v1/messages";
 
 const fn route(path: &'static str, allow: &'static str, handler: Handler) -> Route {
@@ -151,8 +154,8 @@ pub const ROUTES: &[Route] = &[
     route("/lora-adapters", "GET, HEAD, POST, OPTIONS", Handler::Adapters),
     route("/v1/audio/*", ANY, NotBuilt(TEXT_ONLY)),
     route("/v1/images/*", ANY, NotBuilt(TEXT_ONLY)),
-    route("/models/load", ANY, NotBuilt(ONE_MODEL)),
-    route("/models/unload", ANY, NotBuilt(ONE_MODEL)),
+    route("/models/load", POST, Handler::ModelsLoad),
+    route("/models/unload", POST, Handler::ModelsUnload),
     route("/tools", ANY, NotBuilt("moeba runs no tools: the client runs them")),
     route("/cors-proxy", ANY, NotBuilt("moeba fetches nothing for its clients")),
     route("/slots/*", POST, Handler::Slot),
@@ -176,11 +179,11 @@ pub const ROUTES: &[Route] = &[
     route("/api/generate", POST, Handler::OllamaGenerate),
     route("/api/embed", ANY, NotBuilt(EMBEDDINGS)),
     route("/api/embeddings", ANY, NotBuilt(EMBEDDINGS)),
-    route("/api/pull", ANY, NotBuilt(MANAGEMENT)),
+    route("/api/pull", POST, Handler::OllamaPull),
     route("/api/push", ANY, NotBuilt(MANAGEMENT)),
     route("/api/create", ANY, NotBuilt(MANAGEMENT)),
     route("/api/copy", ANY, NotBuilt(MANAGEMENT)),
-    route("/api/delete", ANY, NotBuilt(MANAGEMENT)),
+    route("/api/delete", "DELETE, OPTIONS", Handler::OllamaDelete),
     route("/api/blobs/*", ANY, NotBuilt(MANAGEMENT)),
 ];
 
@@ -192,7 +195,11 @@ pub async fn answer(
     request: hyper::Request<Incoming>,
 ) -> Response<Body> {
     let id = random::name("req_");
-    let path = trimmed(request.uri().path()).to_owned();
+    let prefix = &app.options.api_prefix;
+    if request.uri().path() == prefix && !prefix.is_empty() {
+        return moved(format!("{prefix}/"));
+    }
+    let path = trimmed(below(prefix, request.uri().path())).to_owned();
     let wire = Wire::of(&path);
     let mut response = respond(app, peer, socket, request, &path, &id).await;
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -298,6 +305,22 @@ fn check_coding(headers: &HeaderMap) -> ApiResult<()> {
             Err(ApiError::new(Kind::Body(501), "unsupported_transfer_encoding", message))
         }
     }
+}
+
+/// The part of a path behind the prefix of all paths; nothing, which is no route, where it has
+/// another beginning.
+fn below<'a>(prefix: &str, path: &'a str) -> &'a str {
+    path.strip_prefix(prefix).filter(|rest| rest.starts_with('/')).unwrap_or_default()
+}
+
+/// Leads to another path, relative to which a page finds its files.
+fn moved(to: String) -> Response<Body> {
+    let mut response = Response::new(body::whole(""));
+    *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
+    if let Ok(to) = HeaderValue::from_str(&to) {
+        response.headers_mut().insert(header::LOCATION, to);
+    }
+    response
 }
 
 /// A path without a slash at its end.
@@ -437,7 +460,7 @@ async fn handle(
 /// The file of the page that a call is for.
 fn asked_page(call: &Call, path: &str) -> Option<Response<Body>> {
     let is_page = call.app.options.page && page::is_asked_for(path, &call.parts.headers);
-    page::file(path).filter(|_| is_page)
+    page::file(path, &call.parts.headers).filter(|_| is_page)
 }
 
 fn no_route(path: &str) -> ApiError {
@@ -456,17 +479,19 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         origin::check_content_type(&call.parts.headers, &call.parts.method)?;
     }
     match route.handler {
-        Handler::Health => status::health(&call.app),
+        Handler::Health => status::health(&call.app, call.query()),
         Handler::Ready => status::ready(&call.app),
-        Handler::Metrics => status::metrics(&call.app),
+        Handler::Metrics => status::metrics(&call.app, call.query()),
         Handler::OpenApi => Ok(openapi::document()),
-        Handler::Models => models::list(&call.app),
-        Handler::Model => models::one(&call.app, path),
-        Handler::Props => status::props(&call.app),
-        Handler::Slots => status::slots(&call.app, call.parts.uri.query().unwrap_or_default()),
+        Handler::Models => models::list(&call.app).await,
+        Handler::Model => models::one(&call.app, path).await,
+        Handler::ModelsLoad => models::load(call).await,
+        Handler::ModelsUnload => models::unload(call).await,
+        Handler::Props => status::props(&call.app, call.query()),
+        Handler::Slots => status::slots(&call.app, call.query()),
         Handler::Slot => slots::act(call, path).await,
         Handler::Page => asked_page(call, path).ok_or_else(|| no_route(path)),
-        Handler::Experts => experts::stream(&call.app),
+        Handler::Experts => experts::stream(&call.app, call.query()),
         Handler::Peer => peer::greeting(&call.app),
         Handler::PeerExperts => peer::experts(call).await,
         Handler::Chat => chat::answer(call).await,
@@ -482,20 +507,28 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::CountTokens => anthropic::count_tokens(call).await,
         Handler::Root => Ok(asked_page(call, path).unwrap_or_else(ollama::models::running)),
         Handler::OllamaVersion => Ok(ollama::models::version()),
-        Handler::OllamaTags => ollama::models::tags(&call.app),
+        Handler::OllamaTags => ollama::models::tags(&call.app).await,
         Handler::OllamaProcesses => ollama::models::running_models(&call.app),
         Handler::OllamaShow => ollama::models::show(call).await,
         Handler::OllamaChat => ollama::chat(call).await,
         Handler::OllamaGenerate => ollama::generate(call).await,
+        Handler::OllamaPull => ollama::downloads::pull(call).await,
+        Handler::OllamaDelete => ollama::downloads::delete(call).await,
         Handler::Adapters => adapters::serve(call).await,
         NotBuilt(why) => Err(ApiError::not_supported(why)),
     }
 }
 
 impl Call {
-    /// The model, once it is loaded and while the server takes requests.
-    pub fn service(&self) -> ApiResult<Arc<Service>> {
-        self.app.service()
+    /// The query of the target.
+    pub fn query(&self) -> &str {
+        self.parts.uri.query().unwrap_or_default()
+    }
+
+    /// The model that the query names, if it is loaded.
+    pub fn looked_at(&self) -> ApiResult<Arc<Lease>> {
+        self.app.open_models()?;
+        self.app.looked_at(self.query())?.ok_or_else(ApiError::not_loaded)
     }
 }
 

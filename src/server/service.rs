@@ -8,11 +8,11 @@ use tokio::time::timeout_at;
 
 use super::adapters::{self, AdapterScales};
 use super::auth::{Client, Running};
-use super::bodies::Bodies;
 use super::digest::{number_of, sha256};
 use super::errors::{ApiError, ApiResult, Kind};
 use super::events::{Event, Receiver, Sender, channel};
 use super::model::ModelInfo;
+use super::models::Lease;
 use super::prompt::{Encoded, Room, Templates};
 use super::replay;
 use super::request::{Chat, Prompt, Request};
@@ -40,8 +40,6 @@ pub struct Service {
     pub info: ModelInfo,
     pub defaults: Defaults,
     pub adapters: AdapterScales,
-    /// Memory for requests' bodies.
-    pub bodies: Bodies,
     /// Jobs that are not done.
     open: Mutex<Vec<OpenJob>>,
     /// The jobs that ended last: a snapshot may be older than their answers.
@@ -56,6 +54,8 @@ pub struct Defaults {
     pub sampling: SamplerOptions,
     /// Tokens at most.
     pub n_predict: Option<usize>,
+    /// Texts go on when the context is full.
+    pub context_shift: bool,
     pub reasoning_budget: Option<usize>,
     /// Reasoning stays in the content.
     pub keeps_reasoning_in_content: bool,
@@ -97,7 +97,8 @@ impl Prepared {
 
 /// An answer that comes. Dropping it cancels its jobs.
 pub struct Answer {
-    service: Arc<Service>,
+    /// Keeps the model.
+    model: Arc<Lease>,
     receiver: Receiver,
     cancel: Cancel,
     ids: Vec<u64>,
@@ -125,14 +126,12 @@ impl Service {
         let scheduler = Scheduler::on_disk(engine, options, kv_folder)?;
         let compile_times = Mutex::new(Histogram::new(&SECONDS));
         let adapters = AdapterScales::of(engine);
-        let bodies = Bodies::new(engine.plan().body_bytes);
         Ok(Service {
             scheduler,
             templates,
             info,
             defaults,
             adapters,
-            bodies,
             open: Mutex::default(),
             ended: Mutex::default(),
             compile_times,
@@ -318,49 +317,6 @@ impl Service {
         Ok(self.encode(prompt, usize::MAX)?.tokens.len())
     }
 
-    /// Puts requests into the queue, all or none. Their choices follow each other.
-    pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
-        let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
-        let options = self.scheduler.options();
-        let most = options.n_queue + options.n_parallel;
-        if n_open > most {
-            let message = format!("n: a request has at most {most} choices here, got {n_open}");
-            return Err(ApiError::invalid("n", message));
-        }
-        let running = client.enter()?;
-        let priorities = all.iter().map(|one| client.priority(one.request.scheduling.priority));
-        let priorities = priorities.collect::<ApiResult<Vec<i32>>>()?;
-        let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
-        let hash = replay::name(all.iter().map(|prepared| &prepared.hash));
-        let (senders, receiver) = channel(n_open);
-        let mut senders = senders.into_iter();
-        let all = all.into_iter().zip(priorities);
-        let jobs = all.flat_map(|(one, priority)| self.jobs(one, priority, &mut senders, client));
-        let jobs: Vec<_> = jobs.collect();
-        let open = jobs.iter().map(|job| OpenJob { id: job.id, cancel: job.cancel.clone() });
-        let open: Vec<OpenJob> = open.collect();
-        let ids = open.iter().map(|job| job.id).collect();
-        let cancel = Cancel::all(open.iter().map(|job| job.cancel.clone()));
-        self.open().extend(open);
-        let answer = Answer {
-            service: self.clone(),
-            receiver,
-            cancel,
-            ids,
-            n_open,
-            start: Instant::now(),
-            has_started: false,
-            n_prompt,
-            hash,
-            _running: running,
-        };
-        match self.scheduler.submit(jobs) {
-            Ok(()) => Ok(answer),
-            Err(Refused::Closed) => Err(ApiError::shutting_down()),
-            Err(Refused::QueueFull { n_queued, wait }) => Err(queue_full(n_queued, wait)),
-        }
-    }
-
     /// The jobs of a request, one for each choice.
     fn jobs(
         &self,
@@ -431,6 +387,51 @@ impl Service {
     }
 }
 
+impl Lease {
+    /// Puts requests into the queue, all or none. Their choices follow each other.
+    pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
+        let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
+        let options = self.scheduler.options();
+        let most = options.n_queue + options.n_parallel;
+        if n_open > most {
+            let message = format!("n: a request has at most {most} choices here, got {n_open}");
+            return Err(ApiError::invalid("n", message));
+        }
+        let running = client.enter()?;
+        let priorities = all.iter().map(|one| client.priority(one.request.scheduling.priority));
+        let priorities = priorities.collect::<ApiResult<Vec<i32>>>()?;
+        let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
+        let hash = replay::name(all.iter().map(|prepared| &prepared.hash));
+        let (senders, receiver) = channel(n_open);
+        let mut senders = senders.into_iter();
+        let all = all.into_iter().zip(priorities);
+        let jobs = all.flat_map(|(one, priority)| self.jobs(one, priority, &mut senders, client));
+        let jobs: Vec<_> = jobs.collect();
+        let open = jobs.iter().map(|job| OpenJob { id: job.id, cancel: job.cancel.clone() });
+        let open: Vec<OpenJob> = open.collect();
+        let ids = open.iter().map(|job| job.id).collect();
+        let cancel = Cancel::all(open.iter().map(|job| job.cancel.clone()));
+        self.open().extend(open);
+        let answer = Answer {
+            model: self.clone(),
+            receiver,
+            cancel,
+            ids,
+            n_open,
+            start: Instant::now(),
+            has_started: false,
+            n_prompt,
+            hash,
+            _running: running,
+        };
+        match self.scheduler.submit(jobs) {
+            Ok(()) => Ok(answer),
+            Err(Refused::Closed) => Err(ApiError::shutting_down()),
+            Err(Refused::QueueFull { n_queued, wait }) => Err(queue_full(n_queued, wait)),
+        }
+    }
+}
+
 fn continues_none() -> ApiError {
     let message = "the model fills in masked tokens of a whole text (diffusion): it continues none";
     ApiError::invalid("model", message)
@@ -464,14 +465,14 @@ impl Answer {
             },
         };
         if was_full {
-            self.service.scheduler.wake();
+            self.model.scheduler.wake();
         }
         match &event {
             Event::Started { .. } => self.has_started = true,
             Event::Finished(_) => {
                 self.n_open -= 1;
                 if let Some(id) = self.ids.get(choice) {
-                    self.service.note_end(*id);
+                    self.model.note_end(*id);
                 }
             }
             // The other choices are of no use without it.
@@ -485,7 +486,7 @@ impl Answer {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let defaults = &self.service.defaults;
+        let defaults = &self.model.defaults;
         let queue = defaults.queue_time.filter(|_| !self.has_started);
         let time = queue.into_iter().chain(defaults.total_time).min()?;
         Some(self.start + time)
@@ -498,12 +499,12 @@ impl Answer {
             true => ("timeout", format!("the request took more than {seconds} s: see --timeout")),
         };
         let error = ApiError::new(Kind::Overloaded, code, message);
-        error.after(self.service.scheduler.time_to_wait())
+        error.after(self.model.scheduler.time_to_wait())
     }
 
     fn cancel(&self) {
         self.cancel.cancel();
-        self.service.scheduler.wake();
+        self.model.scheduler.wake();
     }
 
     /// The time since the request was taken.
@@ -517,6 +518,6 @@ impl Drop for Answer {
         if self.n_open > 0 {
             self.cancel();
         }
-        self.service.open().retain(|job| !self.ids.contains(&job.id));
+        self.model.open().retain(|job| !self.ids.contains(&job.id));
     }
 }

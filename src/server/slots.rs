@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::api::sampling::NO_SALT;
+use super::bodies::{in_background, parsed};
 use super::body::Body;
 use super::errors::{ApiError, ApiResult, Kind};
 use super::fields::Fields;
+use super::models::Lease;
 use super::router::{Call, json as response};
-use super::service::Service;
 use crate::engine::scheduler::{AnySink, Core, MovedText, SlotError};
 
 /// Bytes of a file's name at most.
@@ -31,9 +32,9 @@ pub async fn act(call: &mut Call, path: &str) -> ApiResult<Response<Body>> {
         let why = "start the server with --slot-save-path FOLDER to have this";
         return Err(ApiError::not_supported(why));
     };
-    let service = call.service()?;
+    let service = call.looked_at()?;
     let id = slot_id(path, service.info.n_parallel)?;
-    let action = action(call.parts.uri.query().unwrap_or_default())?;
+    let action = action(call.query())?;
     let salt = call.client.salt(NO_SALT);
     if action == Action::Erase {
         let done = between_passes(&service, move |core| core.erase_slot(id, salt)).await?;
@@ -41,13 +42,15 @@ pub async fn act(call: &mut Call, path: &str) -> ApiResult<Response<Body>> {
         return Ok(response(&json!({ "id_slot": id, "n_erased": n })));
     }
     let app = call.app.clone();
-    let name = call.with_body(move |body, _| {
-        let fields = Fields::of(body, "")?;
+    let body = call.receive().await?;
+    let name = in_background(move || {
+        let body = parsed(&body.bytes)?;
+        let fields = Fields::of(&body, "")?;
         let name = file_name(&fields)?;
         app.note_unknown(&fields);
-        Ok(name)
+        Ok::<_, ApiError>(name)
     });
-    let name = name.await?;
+    let name = name.await??;
     let file = folder.join(&name);
     let moved = move |core: &mut Core<AnySink>| match action {
         Action::Save => core.save_slot(id, salt, &file),
@@ -74,7 +77,7 @@ fn told(id: usize, action: Action, name: &str, moved: &MovedText) -> Value {
 
 /// Runs work on the scheduler's thread between two passes.
 async fn between_passes<T: Send + 'static>(
-    service: &Arc<Service>,
+    service: &Arc<Lease>,
     work: impl FnOnce(&mut Core<AnySink>) -> T + Send + 'static,
 ) -> ApiResult<T> {
     let (sender, receiver) = oneshot::channel();

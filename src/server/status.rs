@@ -5,25 +5,38 @@ use std::sync::atomic::Ordering;
 use hyper::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::App;
 use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::router::json as response;
 use super::service::Service;
+use super::{App, query};
 use crate::engine::SpecMode;
 use crate::engine::scheduler::{SlotStatus, Status};
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerOptions};
 
-/// `GET /health`
-pub fn health(app: &App) -> ApiResult<Response<Body>> {
-    if app.is_loaded() {
-        return Ok(response(&json!({ "status": "ok" })));
-    }
+/// `GET /health`, of the server or of one of its models.
+pub fn health(app: &App, query: &str) -> ApiResult<Response<Body>> {
+    let listing = match (app.models.get(), query::value(query, "model")) {
+        (Some(models), Some(name)) => {
+            models.find_to_look(Some(&name))?.and_then(|id| models.listing(id))
+        }
+        // The only model, until it was loaded for the first time.
+        (Some(models), None) if models.is_single() => {
+            models.listing(0).filter(|listing| !listing.was_loaded)
+        }
+        _ => None,
+    };
+    let progress = match &listing {
+        Some(listing) => listing.progress,
+        None if app.is_loaded() => None,
+        None => Some(f64::from(app.progress.load(Ordering::Relaxed)) / 1000.0),
+    };
+    let Some(progress) = progress else { return Ok(response(&json!({ "status": "ok" }))) };
     let error = ApiError::loading();
     // The error is the one that all routes have until then.
     let mut body = error.body(Wire::OpenAi, "");
     body["status"] = "loading model".into();
-    body["progress"] = (f64::from(app.progress.load(Ordering::Relaxed)) / 1000.0).into();
+    body["progress"] = progress.into();
     let mut response = response(&body);
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
@@ -41,12 +54,16 @@ pub fn ready(app: &App) -> ApiResult<Response<Body>> {
 }
 
 /// `GET /metrics`
-pub fn metrics(app: &App) -> ApiResult<Response<Body>> {
+pub fn metrics(app: &App, query: &str) -> ApiResult<Response<Body>> {
     if !app.options.metrics {
         return Err(ApiError::not_supported("start the server with --metrics to have this route"));
     }
-    let service = app.loaded().ok();
-    let mut response = Response::new(body::whole(app.metrics.text(service.as_deref())));
+    let (all, model) = match app.models() {
+        Ok(models) => (models.list(), app.looked_at(query)?),
+        Err(_) => (Vec::new(), None),
+    };
+    let text = app.metrics.text(model.as_ref().map(|model| &***model), &all);
+    let mut response = Response::new(body::whole(text));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response.headers_mut().insert("process-start-time-unix", app.metrics.started().into());
@@ -58,7 +75,7 @@ pub fn slots(app: &App, query: &str) -> ApiResult<Response<Body>> {
     if !app.options.slots {
         return Err(ApiError::not_supported("start the server without --no-slots to have this"));
     }
-    let service = app.loaded()?;
+    let service = app.looked_at(query)?.ok_or_else(ApiError::not_loaded)?;
     let status = service.status();
     let is_free = status.slots.iter().any(|slot| slot.job.is_none()) || status.slots.is_empty();
     if query.split('&').any(|part| part.starts_with("fail_on_no_slot")) && !is_free {
@@ -99,8 +116,8 @@ fn state(slot: &SlotStatus) -> &'static str {
 }
 
 /// `GET /props`
-pub fn props(app: &App) -> ApiResult<Response<Body>> {
-    let service = app.loaded()?;
+pub fn props(app: &App, query: &str) -> ApiResult<Response<Body>> {
+    let Some(service) = app.looked_at(query)? else { return props_of_none(app, query) };
     let tokenizer = service.engine().tokenizer();
     let special = tokenizer.special();
     let plan = service.engine().plan();
@@ -116,13 +133,38 @@ pub fn props(app: &App) -> ApiResult<Response<Body>> {
         "model_alias": service.info.name(),
         "model_path": service.info.path,
         "modalities": { "vision": false, "audio": false },
-        "chat_template": service.info.chat_template,
+        "chat_template": service.info.facts.chat_template,
         "bos_token": tokenizer.special_text(special.bos),
         "eos_token": tokenizer.special_text(special.eos),
         "build_info": format!("{}-{}", env!("CARGO_PKG_VERSION"), service.info.fingerprint),
         "deterministic": deterministic(&service),
         "identity": service.info.identity,
         "is_sleeping": false,
+    })))
+}
+
+/// The settings of a model that is not loaded; without a name, those of a server with several.
+fn props_of_none(app: &App, query: &str) -> ApiResult<Response<Body>> {
+    let models = app.models()?;
+    let name = query::value(query, "model");
+    let id = models.find_to_look(name.as_deref())?;
+    let Some(listing) = id.and_then(|id| models.listing(id)) else {
+        return Ok(response(&json!({
+            "role": "router",
+            "models_autoload": true,
+            "max_instances": models.most(),
+            "model_alias": "moeba",
+            "model_path": "none",
+            "default_generation_settings": { "params": {} },
+            "build_info": env!("CARGO_PKG_VERSION"),
+        })));
+    };
+    Ok(response(&json!({
+        "model_alias": listing.names.first(),
+        "model_path": listing.model.path,
+        "default_generation_settings": { "params": {} },
+        "build_info": env!("CARGO_PKG_VERSION"),
+        "is_sleeping": true,
     })))
 }
 
@@ -149,13 +191,14 @@ pub fn settings(sampling: &SamplerOptions, n_predict: Option<usize>) -> Value {
     let seed = sampling.seed.map_or(-1, |seed| seed as i64);
     settings.insert("n_predict".into(), n_predict.into());
     settings.insert("seed".into(), seed.into());
+    let min_keep = sampling.min_keep as i64;
     let samplers: Vec<&str> = sampling.samplers.iter().map(|kind| kind.name()).collect();
     settings.insert("samplers".into(), samplers.into());
     settings.insert("logit_bias".into(), sampling.logit_bias.iter().map(bias).collect());
     let breakers = sampling.dry.breakers.as_slice();
     settings.insert("dry_sequence_breakers".into(), breakers.into());
     for (name, value) in
-        [("max_tokens", n_predict), ("n_keep", 0), ("n_discard", 0), ("min_keep", 0)]
+        [("max_tokens", n_predict), ("n_keep", 0), ("n_discard", 0), ("min_keep", min_keep)]
     {
         settings.insert(name.into(), value.into());
     }

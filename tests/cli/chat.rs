@@ -4,8 +4,10 @@
 use common::cli::{Model, Tiny, moeba, tiny};
 use common::convert_golden;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -119,6 +121,56 @@ fn a_chat_keeps_its_history_in_the_cache() {
     assert_eq!(terminal.code(), Some(0));
 }
 
+/// A chat that has filled its context goes on without its oldest messages, and says so.
+#[test]
+fn a_full_chat_goes_on() {
+    let model = model();
+    let mut terminal = Terminal::open(&model, &["-n", "5", "-c", "160"]);
+    terminal.see(0, "> ");
+    let message = "y".repeat(40);
+    for _ in 0..2 {
+        let before = terminal.seen.lock().unwrap().len();
+        let seen = terminal.type_and_see(&format!("{message}\r"), "tokens/s");
+        assert!(!seen.contains("oldest"), "{seen}");
+        terminal.see(before + seen.len(), "> ");
+    }
+    let seen = terminal.type_and_see(&format!("{message}\r"), "tokens/s");
+    assert!(seen.contains("(the context of 160 tokens is full: the "), "{seen}");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
+/// A conversation that was written to a file goes on in another chat, and a file's text goes with
+/// a message.
+#[test]
+fn conversations_and_texts_are_read_from_files() {
+    let model = model();
+    let [kept, note, other] = ["kept.json", "note.txt", "other.txt"].map(|name| model.file(name));
+    std::fs::write(&note, "a note\n").unwrap();
+    std::fs::write(&other, "not a conversation").unwrap();
+    let command = |name: &str, path: &Path| format!("/{name} {}\r", path.display());
+    let mut terminal = Terminal::open(&model, &["-n", "5"]);
+    terminal.see(0, "> ");
+    terminal.type_and_see(&command("read", &note), "goes with the next message: 1 line");
+    terminal.type_and_see("and?\r", "tokens/s");
+    terminal.type_and_see(&command("save", &kept), "the conversation is in ");
+    terminal.type_and_see(&command("save", &other), "expected {\"messages\"");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "not a conversation");
+    let json: Value = serde_json::from_slice(&std::fs::read(&kept).unwrap()).unwrap();
+    let sent = format!("{}:\n\na note\n\nand?", note.display());
+    assert_eq!(json["messages"][0], json!({"role": "user", "content": sent}));
+    assert_eq!(json["messages"][1]["role"], "assistant");
+    let mut terminal = Terminal::open(&model, &["-n", "5"]);
+    terminal.see(0, "> ");
+    terminal.type_and_see(&command("load", &other), "expected {\"messages\"");
+    terminal.type_and_see(&command("load", &kept), "goes on: 2 messages");
+    terminal.type_and_see("/regen\r", "tokens/s");
+    terminal.type_and_see("/exit\r", "");
+    assert_eq!(terminal.code(), Some(0));
+}
+
 #[test]
 fn ctrl_c_ends_an_answer_and_twice_the_program() {
     let model = model();
@@ -130,6 +182,10 @@ fn ctrl_c_ends_an_answer_and_twice_the_program() {
     while terminal.seen.lock().unwrap().len() < before + 200 {
         std::thread::sleep(Duration::from_millis(10));
     }
+    // Keys that are typed meanwhile are the next message's, and not shown in the answer.
+    terminal.keys.write_all(b"QUIET").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!terminal.seen.lock().unwrap()[before..].contains("QUIET"));
     // `setsid` left no controlling terminal that would turn the key into a signal.
     let pid = terminal.child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());

@@ -229,6 +229,10 @@ fn a_generation_ends_where_it_is_told() {
     assert_eq!(json["finish_reason"], "context_full");
     assert_eq!(json["generated_tokens"], 20 - 5 + 1);
     assert!(messages.contains("the context of 20 tokens is full"), "{messages}");
+    // Or beyond it, without its older half.
+    let (text, json, messages) = run(&["-c", "20", "-n", "50", "--context-shift", "--keep", "2"]);
+    assert_eq!((&json["generated_tokens"], &json["finish_reason"]), (&50.into(), &"length".into()));
+    assert!(text.len() > 20 && !messages.contains("is full"), "{messages}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ pub mod edits;
 pub mod gguf;
 pub mod gguf_exercise;
 mod golden;
+pub mod hub;
 pub mod jobs;
 pub mod quant;
 pub mod stream;

@@ -1,8 +1,8 @@
 //! Models of a hub by the program itself: names in place of files, processes that meet or die, and
 //! what must never be printed.
 
-use crate::support::{Cache, Reply, Repo, Request, Server, TOKEN, content, sha256};
 use common::cli::{Tiny, failed, moeba, stderr, stdout, succeeded, tiny};
+use common::hub::{Cache, Reply, Repo, Request, Server, TOKEN, content, sha256};
 use std::fs;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

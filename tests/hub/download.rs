@@ -1,7 +1,7 @@
 //! Downloads from a hub, against a server on this machine that does what real ones do: it cuts,
 //! ignores ranges, redirects, refuses, stalls and lies.
 
-use crate::support::{
+use common::hub::{
     COMMIT, Cache, Reply, Repo, Request, Server, TOKEN, content, fetch, ranged, refused, sha256,
     wanted,
 };
@@ -39,7 +39,11 @@ fn a_file_goes_where_all_hub_programs_look() {
     let server = Server::new(move |request| repo.answer(request));
     let mut steps = Vec::new();
     let hub = cache.hub(&server);
-    let path = hub.fetch(&wanted("user/model"), &mut |s| steps.push((s.done, s.total))).unwrap();
+    let path = hub.fetch(&wanted("user/model"), &mut |s| {
+        steps.push((s.done, s.total));
+        Ok(())
+    });
+    let path = path.unwrap();
     assert_eq!(fs::read(&path).unwrap(), bytes);
     let snapshot = format!("hub/models--user--model/snapshots/{COMMIT}/sub/m-Q4_K_M.gguf");
     let sha = sha256(&bytes);
@@ -289,7 +293,11 @@ fn a_split_model_comes_whole_or_not_at_all() {
     let server = Server::new(move |request| repo.answer(request));
     let (cache, mut totals) = (Cache::new(), Vec::new());
     let hub = cache.hub(&server);
-    let path = hub.fetch(&wanted("user/model:bf16"), &mut |s| totals.push(s.total)).unwrap();
+    let path = hub.fetch(&wanted("user/model:bf16"), &mut |s| {
+        totals.push(s.total);
+        Ok(())
+    });
+    let path = path.unwrap();
     assert!(path.ends_with("BF16/m-BF16-00001-of-00002.gguf"), "{path:?}");
     assert_eq!(fs::read(&path).unwrap(), a);
     assert_eq!(fs::read(path.with_file_name("m-BF16-00002-of-00002.gguf")).unwrap(), b);
@@ -321,7 +329,7 @@ fn offline_sends_no_requests() {
     let n = server.requests().len();
     assert_eq!(fetch(&offline, "user/model").unwrap(), path);
     let file = wanted("user/model").with_file(FILE).unwrap();
-    assert_eq!(offline.fetch(&file, &mut |_| {}).unwrap(), path);
+    assert_eq!(offline.fetch(&file, &mut |_| Ok(())).unwrap(), path);
     refused(fetch(&offline, "user/model:Q8_0"), &["the cache has m-Q4_K_M.gguf"]);
     assert_eq!(server.requests().len(), n);
 }

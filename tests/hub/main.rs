@@ -7,4 +7,3 @@ mod cli;
 mod download;
 
 // The server.
-mod support;

@@ -4,7 +4,7 @@
 use common::jobs::{Sink, Text, core, job_of};
 use common::{convert_golden, golden_options, load};
 use moeba::engine::scheduler::{Core, Job, Status};
-use moeba::engine::{Cancel, Engine, EngineOptions, FinishReason, Limits, Request};
+use moeba::engine::{Cancel, ContextShift, Engine, EngineOptions, FinishReason, Limits, Request};
 use moeba::sample::SamplerOptions;
 use std::sync::Arc;
 
@@ -173,4 +173,46 @@ fn idle_texts_make_room_before_a_job_is_parked() {
     assert_eq!(sink.text.lock().unwrap().end, Some(FinishReason::ContextFull));
     assert_eq!(held(&core), [0, 0, N_CTX]);
     assert_eq!(core.board().read().counts.n_parked, 0);
+}
+
+/// A text that fills the context goes on as the shorter text does that is left of it: the same
+/// tokens and bits, whatever the cache held.
+#[test]
+fn a_text_that_goes_on_beyond_the_context_is_that_of_what_is_left() {
+    const N_KEEP: usize = 5;
+    let greedy = SamplerOptions { temp: 0.0, ..SamplerOptions::default() };
+    for name in ["qwen3moe", "deepseek_v2", "qwen3next"] {
+        let engine = model(name);
+        let text = |prompt: Vec<u32>, n_predict: usize, shift: Option<ContextShift>| {
+            let (n_predict, ignore_eos) = (Some(n_predict), true);
+            let stops = Vec::new();
+            let limits = Limits { n_predict, ignore_eos, stops, context_shift: shift };
+            let request =
+                Request { prompt, limits, sampling: greedy.clone(), ..Request::default() };
+            let (mut core, sink) = (core(&engine, 1, 0), Sink::default());
+            core.submit(job_of(&engine, request, sink.clone()));
+            while core.step() {
+                check(&core.board().read());
+            }
+            let text = sink.text.lock().unwrap().clone();
+            assert_eq!(text.end, Some(FinishReason::Length));
+            text.tokens
+        };
+        let prompt: Vec<u32> = (0..40).map(|at| (3 + 7 * at) % 200).collect();
+        let n_predict = 2 * N_CTX;
+        for n_keep in [Some(N_KEEP), None] {
+            let tokens = text(prompt.clone(), n_predict, Some(ContextShift { n_keep }));
+            let mut whole = prompt.clone();
+            let mut n_compared = 0;
+            while n_compared < tokens.len() {
+                let part = N_CTX + 1 - whole.len();
+                let part = &tokens[n_compared..tokens.len().min(n_compared + part)];
+                assert_eq!(text(whole.clone(), part.len(), None), part, "{name} {n_keep:?}");
+                n_compared += part.len();
+                whole.extend(part.iter().map(|(id, _)| id));
+                let n_kept = n_keep.unwrap_or(prompt.len());
+                whole.drain(n_kept..n_kept + (whole.len() - n_kept).div_ceil(2));
+            }
+        }
+    }
 }

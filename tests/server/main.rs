@@ -48,11 +48,17 @@ mod lenient;
 // Before the model is loaded.
 mod loading;
 
+// Several models behind one server: names, loading and leaving, memory, downloads.
+mod models;
+
 // Ollama's routes: lines, figures, tools, thinking, the model, what is not served.
 mod ollama;
 
 // The document of all routes and fields, against what the server does.
 mod openapi;
+
+// Behind nginx, watched by Prometheus, told by systemd, below a prefix.
+mod operations;
 
 // The page's files and headers, and the stream of the experts.
 mod page;

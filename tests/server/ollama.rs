@@ -329,9 +329,9 @@ fn errors_have_ollamas_form() {
     assert!(error(&other, 404).contains("model 'other' not found"));
     assert_eq!(server.post(CHAT, &with(json!({"model": "demo:latest"}))).status, 200);
     error(&server.post_text(CHAT, "{"), 400);
-    for path in
-        ["pull", "push", "create", "copy", "delete", "blobs/sha256:1", "embed", "embeddings"]
-    {
+    let pull = server.post("/api/pull", &json!({"model": "user/model"}));
+    assert!(error(&pull, 501).contains("--allow-pull"));
+    for path in ["push", "create", "copy", "blobs/sha256:1", "embed", "embeddings"] {
         let text = error(&server.post(&format!("/api/{path}"), &json!({})), 501);
         assert!(text.starts_with("moeba "), "{path}: {text}");
     }

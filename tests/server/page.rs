@@ -12,6 +12,7 @@ const FILES: &[(&str, &str)] = &[
     ("/page/style.css", "text/css; charset=utf-8"),
     ("/page/main.js", "text/javascript; charset=utf-8"),
     ("/page/icon.svg", "image/svg+xml"),
+    ("/page/third_party/katex.min.js", "text/javascript; charset=utf-8"),
 ];
 
 /// Browsers ask for it; without it `/` answers as Ollama does.
@@ -32,6 +33,9 @@ fn the_page_has_its_headers_and_needs_no_key() {
         assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
         assert_eq!(answer.header("cross-origin-resource-policy"), Some("same-origin"));
         assert!(answer.body.len() > 100, "{path}");
+        let known = format!("If-None-Match: {}\r\n{HTML}", answer.header("etag").unwrap());
+        let again = server.send(server.head("GET", path, &known));
+        assert_eq!((again.status, again.body.as_str()), (304, ""), "{path}");
     }
     // What the page shows is asked for with the key.
     for path in ["/moeba/experts", "/slots", "/props", "/page/nothing.js"] {

@@ -45,6 +45,7 @@ pub fn options() -> ServerOptions {
         slot_save_path: None,
         page: true,
         only_experts: false,
+        api_prefix: String::new(),
         log_requests: LogRequests::None,
     }
 }
@@ -64,6 +65,7 @@ pub fn loaded(engine: Arc<Engine>, options: EngineOptions) -> Loaded {
         defaults: Defaults {
             sampling: Default::default(),
             n_predict: None,
+            context_shift: false,
             reasoning_budget: None,
             keeps_reasoning_in_content: false,
             queue_time: None,
@@ -101,8 +103,15 @@ pub fn command(folder: &TempDir, args: &[&str]) -> Command {
 
 /// `moeba serve` of another model.
 fn command_of(model: &Path, folder: &TempDir, args: &[&str]) -> Command {
+    let mut command = command_of_none(folder, args);
+    command.arg(model);
+    command
+}
+
+/// `moeba serve` whose arguments say which models there are.
+pub fn command_of_none(folder: &TempDir, args: &[&str]) -> Command {
     let mut command = moeba();
-    command.arg("serve").arg(model).args(["--port", "0", "-t", "2", "--ready-file"]);
+    command.arg("serve").args(["--port", "0", "-t", "2", "--ready-file"]);
     command.arg(folder.path().join("url")).args(args);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
@@ -124,7 +133,13 @@ pub fn start_logged(args: &[&str]) -> Server {
 /// A server of another model, whose stderr the caller reads.
 pub fn start_of(model: &Path, args: &[&str]) -> Server {
     let folder = tempfile::tempdir().unwrap();
-    let child = command_of(model, &folder, args).spawn().unwrap();
+    let command = command_of(model, &folder, args);
+    start_command(command, folder)
+}
+
+/// A server by this command, whose files are in this folder, and whose stderr the caller reads.
+pub fn start_command(mut command: Command, folder: TempDir) -> Server {
+    let child = command.spawn().unwrap();
     let mut server = Server { child, address: String::new(), folder };
     let url = server.wait_for_url();
     server.address = url.trim_start_matches("http://").to_owned();

@@ -8,11 +8,11 @@ mod traffic;
 mod wall;
 mod work;
 
-use super::args::{self, BatchArgs};
+use super::args::{self, SizeArgs, WeightArgs};
 use super::model::ModelArg;
 use super::values::Parsed;
 use super::{stats, values};
-use crate::engine::{BatchRow, Engine, ExpertTraffic, Experts, Phase, Session, Want};
+use crate::engine::{BatchRow, CacheType, Engine, ExpertTraffic, Experts, Phase, Session, Want};
 use crate::machine::Wall;
 use crate::{Result, interrupt, terminal};
 use report::{Format, Report, Row};
@@ -61,7 +61,55 @@ pub struct Args {
     #[arg(long)]
     no_machine: bool,
     #[command(flatten)]
-    batch: BatchArgs,
+    sizes: SizeLists,
+    #[command(flatten)]
+    weights: WeightArgs,
+}
+
+/// [`SizeArgs`] with a list of values for each: all combinations are measured.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Engine")]
+struct SizeLists {
+    /// Tokens of a prompt handed to the engine at once
+    #[arg(short, long, value_name = "N,…", default_value = "2048", value_parser = sizes)]
+    #[arg(env = "MOEBA_BATCH_SIZE")]
+    batch_size: List<usize>,
+    /// Tokens of a prompt computed at once (or -ub N) [default: 512, up to 2048 as memory allows
+    /// where the CPU computes routed experts]
+    #[arg(long, value_name = "N,…", value_parser = sizes, env = "MOEBA_UBATCH_SIZE")]
+    ubatch_size: Option<List<usize>>,
+    /// Types of the key cache: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0 or q5_1 (or -ctk
+    /// TYPE)
+    #[arg(long, value_name = "TYPE,…", default_value = "f16", value_parser = cache_types)]
+    #[arg(env = "MOEBA_CACHE_TYPE_K")]
+    cache_type_k: List<CacheType>,
+    /// Types of the value cache, as for keys (or -ctv TYPE)
+    #[arg(long, value_name = "TYPE,…", default_value = "f16", value_parser = cache_types)]
+    #[arg(env = "MOEBA_CACHE_TYPE_V")]
+    cache_type_v: List<CacheType>,
+}
+
+impl SizeLists {
+    fn all(&self) -> Vec<SizeArgs> {
+        let ubatch_sizes = match &self.ubatch_size {
+            Some(list) => list.0.iter().map(|n| Some(*n)).collect(),
+            None => vec![None],
+        };
+        let mut all = Vec::new();
+        for &batch_size in &self.batch_size.0 {
+            for &ubatch_size in &ubatch_sizes {
+                for &cache_type_k in &self.cache_type_k.0 {
+                    all.extend(self.cache_type_v.0.iter().map(|&cache_type_v| SizeArgs {
+                        batch_size,
+                        ubatch_size,
+                        cache_type_k,
+                        cache_type_v,
+                    }));
+                }
+            }
+        }
+        all
+    }
 }
 
 /// A list is one value of the flag, so it needs a type of its own: clap reads `Vec` as "repeated".
@@ -70,6 +118,14 @@ struct List<T>(Vec<T>);
 
 fn counts(text: &str) -> Parsed<List<usize>> {
     values::list(text, args::tokens_or_zero).map(List)
+}
+
+fn sizes(text: &str) -> Parsed<List<usize>> {
+    values::list(text, args::tokens).map(List)
+}
+
+fn cache_types(text: &str) -> Parsed<List<CacheType>> {
+    values::list(text, args::cache_type).map(List)
 }
 
 fn thread_counts(text: &str) -> Parsed<List<i64>> {
@@ -128,21 +184,24 @@ pub fn run(args: Args) -> Result<()> {
     let n_ctx = tests.iter().map(|t| t.n_prompt + t.n_gen + t.n_depth).max().unwrap_or(1);
     let n_texts = args.parallel.0.iter().copied().max().unwrap_or(1);
     let model = args.model.resolve()?;
-    let mut report = Report::new(args.output, &tests);
+    let sizes = args.sizes.all();
+    let mut report = Report::new(args.output, &tests, &sizes);
     let (level, mut walls) = (log::max_level(), Vec::new());
-    for &n_threads in &args.threads.0 {
-        let mut options = args.batch.options(n_ctx, usize::try_from(n_threads).ok());
+    let threads = args.threads.0.iter();
+    for (sizes, &n_threads) in threads.flat_map(|n| sizes.iter().map(move |sizes| (sizes, n))) {
+        let n_threads = usize::try_from(n_threads).ok();
+        let mut options = args.weights.options(sizes, n_ctx, n_threads);
         options.n_ctx = Some(n_ctx);
         options.n_sessions = n_texts;
         options.without_text = true;
         let engine = model.load(&options)?;
-        // Notes would stand between the rows, and were the same for each number of threads.
+        // Notes would stand between the rows, and were the same for each engine.
         log::set_max_level(level.min(log::LevelFilter::Error));
         for test in &tests {
-            let samples = Bench::new(&engine, &args, *test)?.run()?;
+            let samples = Bench::new(&engine, &args, sizes, *test)?.run()?;
             walls.extend(samples.walls.iter().map(|wall| (engine.n_threads(), wall.clone())));
-            let work = Work::of(&engine, &args.batch, *test);
-            report.add(&Row::new(&engine, &args.batch, *test, samples, &work))?;
+            let work = Work::of(&engine, sizes, *test);
+            report.add(&Row::new(&engine, sizes, *test, samples, &work))?;
         }
     }
     log::set_max_level(level);
@@ -167,6 +226,7 @@ struct Samples {
 struct Bench<'a> {
     engine: &'a Arc<Engine>,
     args: &'a Args,
+    sizes: &'a SizeArgs,
     test: Test,
     /// One for each text.
     sessions: Vec<Session>,
@@ -174,10 +234,15 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(engine: &'a Arc<Engine>, args: &'a Args, test: Test) -> Result<Self> {
+    fn new(
+        engine: &'a Arc<Engine>,
+        args: &'a Args,
+        sizes: &'a SizeArgs,
+        test: Test,
+    ) -> Result<Self> {
         let sessions = (0..test.n_texts).map(|_| engine.new_session()).collect::<Result<_>>()?;
         let tokens = Tokens::new(engine.tokenizer().n_vocab());
-        Ok(Self { engine, args, test, sessions, tokens })
+        Ok(Self { engine, args, sizes, test, sessions, tokens })
     }
 
     fn run(mut self) -> Result<Samples> {
@@ -247,7 +312,7 @@ impl<'a> Bench<'a> {
     fn prompt(&mut self, n: usize) -> Result<()> {
         for session in &mut self.sessions {
             let tokens: Vec<u32> = (0..n).map(|_| self.tokens.next()).collect();
-            for part in tokens.chunks(self.args.batch.batch_size) {
+            for part in tokens.chunks(self.sizes.batch_size) {
                 session.eval(part, Want::Last)?;
             }
         }

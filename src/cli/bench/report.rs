@@ -1,6 +1,6 @@
 //! Results of `moeba bench` as a table, JSON or CSV, row by row as they come.
 
-use super::super::args::BatchArgs;
+use super::super::args::SizeArgs;
 use super::super::{out, report};
 use super::table::Table;
 use super::{Samples, Test, Work};
@@ -34,7 +34,7 @@ impl Row {
     /// llama-bench's keys in its order, then ours.
     pub fn new(
         engine: &Engine,
-        batch: &BatchArgs,
+        sizes: &SizeArgs,
         test: Test,
         samples: Samples,
         work: &Work,
@@ -57,11 +57,11 @@ impl Row {
             "model_type": model_type(engine),
             "model_size": size,
             "model_n_params": n_params,
-            "n_batch": batch.batch_size,
+            "n_batch": sizes.batch_size,
             "n_ubatch": engine.plan().n_ubatch,
             "n_threads": engine.n_threads(),
-            "type_k": batch.cache_type_k.to_string(),
-            "type_v": batch.cache_type_v.to_string(),
+            "type_k": sizes.cache_type_k.to_string(),
+            "type_v": sizes.cache_type_v.to_string(),
             "n_gpu_layers": 0,
             "n_prompt": test.n_prompt,
             "n_gen": test.n_gen,
@@ -144,8 +144,8 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new(format: Format, tests: &[Test]) -> Self {
-        Self { format, table: Table::new(tests), n_rows: 0 }
+    pub fn new(format: Format, tests: &[Test], sizes: &[SizeArgs]) -> Self {
+        Self { format, table: Table::new(tests, sizes), n_rows: 0 }
     }
 
     pub fn add(&mut self, row: &Row) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Rows as a table that fits a terminal of 120 columns: what is the same in all of them stands
 //! above it. Programs read the other formats, which have everything.
 
+use super::super::args::SizeArgs;
 use super::Test;
 use super::report::Row;
 use crate::units::size;
@@ -15,6 +16,14 @@ const COLUMNS: [Column; 3] = [
         format!("{:.2} ± {:.2}", number("avg_ts"), number("stddev_ts"))
     }),
     ("MiB/token", 9, |row| optional(row.number("expert_bytes_per_token").map(mib))),
+];
+
+/// Columns for sizes of which there are several.
+const SIZES: [Column; 4] = [
+    ("n_batch", 7, |row| row.number("n_batch").unwrap_or_default().to_string()),
+    ("n_ubatch", 8, |row| row.number("n_ubatch").unwrap_or_default().to_string()),
+    ("type_k", 6, |row| row.text("type_k").to_owned()),
+    ("type_v", 6, |row| row.text("type_v").to_owned()),
 ];
 
 /// Columns for experts in place: the rates as shares of the machine's limits.
@@ -45,20 +54,34 @@ fn percent(share: Option<f64>) -> String {
     share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
 }
 
-fn columns(row: &Row) -> impl Iterator<Item = &'static Column> {
-    let streamed = row.number("expert_budget_bytes").is_some();
-    COLUMNS.iter().chain(if streamed { &EXPERTS } else { &WALLS })
-}
-
 pub struct Table {
     /// The longest test's name.
     name_width: usize,
+    /// Whether each of [`SIZES`] has a column.
+    has_sizes: [bool; 4],
 }
 
 impl Table {
-    pub fn new(tests: &[Test]) -> Table {
+    pub fn new(tests: &[Test], sizes: &[SizeArgs]) -> Table {
         let widths = tests.iter().map(|test| name(*test).len());
-        Table { name_width: widths.max().unwrap_or(0).max("test".len()) }
+        let first = sizes.first();
+        let differ = |is_same: fn(&SizeArgs, &SizeArgs) -> bool| {
+            sizes.iter().any(|other| first.is_some_and(|first| !is_same(first, other)))
+        };
+        let has_sizes = [
+            differ(|a, b| a.batch_size == b.batch_size),
+            differ(|a, b| a.ubatch_size == b.ubatch_size),
+            differ(|a, b| a.cache_type_k == b.cache_type_k),
+            differ(|a, b| a.cache_type_v == b.cache_type_v),
+        ];
+        Table { name_width: widths.max().unwrap_or(0).max("test".len()), has_sizes }
+    }
+
+    fn columns(&self, row: &Row) -> impl Iterator<Item = &'static Column> {
+        let streamed = row.number("expert_budget_bytes").is_some();
+        let sizes = SIZES.iter().zip(self.has_sizes).filter(|(_, is_shown)| *is_shown);
+        let others = COLUMNS.iter().chain(if streamed { &EXPERTS } else { &WALLS });
+        sizes.map(|(column, _)| column).chain(others)
     }
 
     /// The lines above the first row: the model with its backends, and the columns' heads.
@@ -84,7 +107,7 @@ impl Table {
 
     fn cells(&self, row: &Row, first: &str, text: impl Fn(&Column) -> String) -> String {
         let cell = |column: &Column| format!(" {:>1$} |", text(column), column.1);
-        let cells: String = columns(row).map(cell).collect();
+        let cells: String = self.columns(row).map(cell).collect();
         format!("| {first:<0$} |{cells}", self.name_width)
     }
 }
@@ -143,7 +166,7 @@ mod tests {
     #[test]
     fn tables_fit_a_terminal_and_have_straight_columns() {
         for row in [row(json!(300u64 << 30)), row(Value::Null)] {
-            let table = Table::new(&[row.test]);
+            let table = Table::new(&[row.test], &[]);
             let text = format!("{}\n{}", table.head(&row), table.line(&row));
             let lines: Vec<&str> = text.lines().collect();
             let model = "qwen3moe 30B.A3B Q4_K - Medium, 17.00 GiB, 30.53 B parameters, CPU";
@@ -162,7 +185,7 @@ mod tests {
     #[test]
     fn streamed_experts_have_columns_of_their_own() {
         let (streamed, in_place) = (row(json!(3 << 20)), row(Value::Null));
-        let table = Table::new(&[streamed.test]);
+        let table = Table::new(&[streamed.test], &[]);
         let cells = table.line(&streamed);
         assert!(cells.ends_with("|       3.00 |  50.00 |    1234.50 |         - |"), "{cells}");
         assert!(table.head(&streamed).contains("| disk GB/s |"));

@@ -7,9 +7,9 @@ mod summary;
 
 use super::conversation::has_template;
 use super::model::ModelArg;
-use super::out;
+use super::{out, plan};
 use crate::chat::ChatTemplate;
-use crate::engine;
+use crate::engine::{self, Engine, EngineOptions};
 use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
 use crate::model::granules;
 use crate::tokenizer::Vocab;
@@ -32,6 +32,10 @@ pub struct InspectArgs {
     /// Fail unless run accepts the file and every weight is a number; no tables
     #[arg(long)]
     check: bool,
+    /// Measure memory and disk for a second, and print where weights would be and how fast the
+    /// model would be here, as run --dry-run does
+    #[arg(long, conflicts_with_all = ["json", "check"])]
+    speed: bool,
     /// Print the architectures that run, as a table: no model is needed
     #[arg(long, exclusive = true)]
     architectures: bool,
@@ -53,7 +57,14 @@ pub fn run(args: InspectArgs) -> Result<()> {
         (false, true) => checked_text(&gguf, &summary)?,
         (false, false) => table_text(&gguf, &summary, &experts),
     };
-    out::write(text.as_bytes())
+    out::write(text.as_bytes())?;
+    if args.speed {
+        let path = gguf.path().to_owned();
+        drop(gguf);
+        out::line("")?;
+        plan::print(&Engine::plan_of(&path, &EngineOptions::default())?, Some(&path))?;
+    }
+    Ok(())
 }
 
 /// Everything that `run` would refuse, then the weights. A file without a vocabulary passes: it

@@ -84,7 +84,7 @@ pub fn run(args: &Args, file: &Path) -> Result<()> {
     let options = args.batch.options(N_SHARED * args.ctx_size, args.threads.count());
     let engine = args.model.resolve()?.load(&options)?;
     let mut judge =
-        Judge { session: engine.new_session()?, engine, n_batch: args.batch.batch_size };
+        Judge { session: engine.new_session()?, engine, n_batch: args.batch.sizes.batch_size };
     let bar = terminal::bar_beside_output("tasks", tasks.len() as u64);
     let (mut n_right, mut n_texts) = (0, 0);
     if let Some(heading) = kind.heading() {

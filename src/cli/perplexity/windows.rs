@@ -63,7 +63,7 @@ impl<'a> Windows<'a> {
         Ok(Self {
             engine,
             session: engine.new_session()?,
-            n_batch: batch.batch_size,
+            n_batch: batch.sizes.batch_size,
             one_by_one: engine.plan().n_ubatch == 1,
             whole: false,
             before: engine.expert_traffic(),

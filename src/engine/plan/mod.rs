@@ -13,11 +13,13 @@ use super::device;
 use crate::backend::gpu::Device;
 use crate::experts::LayerExperts;
 use crate::experts::disk::IoKind;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorType};
 use crate::model::Bound;
 use crate::policy::PolicySpec;
+use crate::quant;
 use crate::{Error, Result};
 use ram::{Place, Sizes, VramBudget};
+use std::collections::BTreeMap;
 use vram::{CpuMoe, DeviceNeeds, DevicePlan, Wanted};
 
 #[derive(Clone, Debug)]
@@ -50,6 +52,10 @@ pub struct MemoryPlan {
     /// Bytes that the computation of one token reads.
     pub expert_bytes_per_token: u64,
     pub dense_bytes_per_token: u64,
+    /// Types of the weights that a token reads, and the bytes of each, the most first.
+    pub token_types: Vec<(TensorType, u64)>,
+    /// Threads that compute.
+    pub n_threads: usize,
     /// The devices' part; `None` if the CPU computes everything.
     pub device: Option<DevicePart>,
 }
@@ -226,6 +232,8 @@ impl MemoryPlan {
             k: hyper.routing.k,
             expert_bytes_per_token: routed().map(of_token).sum::<usize>() as u64,
             dense_bytes_per_token: dense_bytes - unread_bytes(model.gguf()).min(dense_bytes),
+            token_types: token_types(model),
+            n_threads: options.n_threads.unwrap_or_else(super::load::default_threads),
             device,
         })
     }
@@ -239,6 +247,15 @@ impl MemoryPlan {
     pub fn moves_experts(&self) -> bool {
         let to_device = |part: &DevicePart| part.plan.expert_budget_bytes() > 0;
         matches!(self.place, Place::Streamed { .. }) || self.device.as_ref().is_some_and(to_device)
+    }
+
+    /// Main memory that the model takes, mapped weights included, and the part of it that is for
+    /// experts.
+    pub fn resident_bytes(&self) -> (u64, u64) {
+        let sizes = &self.sizes;
+        let experts = self.expert_budget().map_or(sizes.expert_bytes, |b| b.min(sizes.slot_bytes));
+        let others = sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes + sizes.buffer_bytes;
+        (experts + others, experts)
     }
 
     /// Bytes of memory for experts that are streamed from disk; `None` where they are in place.
@@ -258,6 +275,30 @@ impl MemoryPlan {
             }
         }
     }
+}
+
+/// Bytes that a token reads of the weights of each type that are multiplied, the most first.
+fn token_types(model: &Bound) -> Vec<(TensorType, u64)> {
+    let file = model.gguf();
+    let mut of_routed = BTreeMap::new();
+    for layer in model.routed().iter().flatten() {
+        let k = layer.n_experts.min(model.k()) as u64;
+        of_routed.extend(layer.tensors().map(|tensor| (tensor, (k, layer.n_experts as u64))));
+    }
+    let is_read = |name: &str| {
+        let is_table = name == "token_embd.weight" && file.tensor("output.weight").is_some();
+        !is_table && name != "per_layer_token_embd.weight"
+    };
+    let mut types = BTreeMap::<TensorType, u64>::new();
+    for (i, tensor) in file.tensors().iter().enumerate() {
+        if is_read(&tensor.name) && quant::is_supported(tensor.ty) {
+            let (k, n) = of_routed.get(&i).copied().unwrap_or((1, 1));
+            *types.entry(tensor.ty).or_default() += tensor.n_bytes / n * k;
+        }
+    }
+    let mut types: Vec<_> = types.into_iter().collect();
+    types.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    types
 }
 
 /// The bytes of tables of which a token reads some rows: its embedding, unless the output is the

@@ -109,13 +109,18 @@ fn head_room(available: u64) -> u64 {
     HEAD_ROOM.max(available / 20).min(available / 2)
 }
 
+/// The available memory less head-room: what models have together.
+pub fn room(available: u64) -> u64 {
+    available.saturating_sub(head_room(available))
+}
+
 /// The available memory less head-room, dense weights, KV cache and the buffers beyond half of the
 /// head-room.
 fn left_for_experts(available: u64, sizes: &Sizes) -> u64 {
     let head_room = head_room(available);
     let buffers = sizes.buffer_bytes.saturating_sub(head_room / 2);
     let others = sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes + buffers;
-    available.saturating_sub(head_room).saturating_sub(others)
+    room(available).saturating_sub(others)
 }
 
 /// Whether there is room for the buffers in `sizes` where smaller ones have led to `place`: experts
@@ -184,9 +189,11 @@ fn everything(io: IoKind, sizes: &Sizes) -> Place {
 fn explicit(budget: u64, sizes: &Sizes) -> Result<Place> {
     if budget < sizes.minimum_bytes {
         return Err(Error::invalid(format!(
-            "--ram gives the experts {}, but a token needs {} at once: raise it to that or more",
+            "--ram gives the experts {}, but a token needs {} at once: raise it to that or \
+             more{}",
             at_most(budget),
-            at_least(sizes.minimum_bytes)
+            at_least(sizes.minimum_bytes),
+            if budget < 1024 { format!(", as {budget}G") } else { String::new() }
         )));
     }
     Ok(Place::Streamed { budget })

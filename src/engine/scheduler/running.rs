@@ -339,6 +339,20 @@ impl<S: JobSink> Running<S> {
         Ok(step)
     }
 
+    /// Makes room in a text that fills the context, if it goes on then: what stays behind what
+    /// leaves is to be computed again. Returns whether anything left.
+    pub fn shift(&mut self, session: &mut Session) -> Result<bool> {
+        let leaving = self.generation.leaving(&self.text, self.n_prompt);
+        if leaving.is_empty() {
+            return Ok(false);
+        }
+        self.outcome.n_shifted += leaving.len();
+        self.n_prompt -= self.n_prompt.min(leaving.end) - self.n_prompt.min(leaving.start);
+        self.text.drain(leaving);
+        session.sync(&self.text)?;
+        Ok(true)
+    }
+
     /// Counts the time from the last step of decode to the one that begins at `start`.
     pub fn count_stall(&self, start: Instant, counts: &mut Counts) {
         if let Some(last) = self.last_step {

@@ -377,7 +377,14 @@ impl<S: JobSink> Slot<S> {
     pub fn settle(&mut self, engine: &Engine, result: std::result::Result<(), PassError>) {
         let Slot { session, job: Some(job), given, .. } = self else { return };
         let result = match result {
-            Ok(()) => job.commit(session, engine),
+            Ok(()) => job.commit(session, engine).and_then(|end| match end {
+                None if job.shift(session)? => {
+                    self.marks.iter_mut().for_each(Marks::clear);
+                    (self.n_saved, self.is_saved) = (0, false);
+                    Ok(None)
+                }
+                end => Ok(end),
+            }),
             Err(why) => {
                 job.drop_drafts();
                 match why {

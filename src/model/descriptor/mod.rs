@@ -152,9 +152,9 @@ impl Descriptor {
     pub fn for_architecture(name: &str, path: &Path) -> Result<Descriptor> {
         let found = SOURCES.iter().find(|(known, _)| *known == name);
         found.map(|(name, _)| parse(name)).ok_or_else(|| {
-            let known: Vec<_> = SOURCES.iter().map(|(known, _)| *known).collect();
-            let expected = format!("one of {}", known.join(", "));
-            Error::format(path, "general.architecture", expected, format!("{name:?}"))
+            let expected = "a Mixture-of-Experts model that `moeba inspect --architectures` lists";
+            let got = format!("{name:?}, which llama.cpp may run");
+            Error::format(path, "general.architecture", expected, got)
         })
     }
 

@@ -11,7 +11,7 @@ use super::native::Told;
 use super::usage::{Live, moeba, reason, timings, usage};
 use crate::server::errors::{ApiError, Wire};
 use crate::server::events::{Event, Finish, Piece};
-use crate::server::service::Service;
+use crate::server::models::Lease;
 use crate::server::sse::{Encoder, Frames};
 
 pub struct ChatStream {
@@ -23,7 +23,7 @@ pub struct ChatStream {
     n_generated: usize,
     /// The states of the choices.
     states: Vec<State>,
-    service: Arc<Service>,
+    service: Arc<Lease>,
 }
 
 /// A choice while it comes.
@@ -39,7 +39,7 @@ impl ChatStream {
         style: Style,
         verbose: Option<Told>,
         n_prompt: usize,
-        service: &Arc<Service>,
+        service: &Arc<Lease>,
     ) -> ChatStream {
         let state = |_| State { live: Live::new(n_prompt), custom: None };
         let states = (0..style.n_choices).map(state).collect();

@@ -17,6 +17,7 @@ use crate::server::collect::{Choice, collect};
 use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish};
 use crate::server::fields::Fields;
+use crate::server::models::Lease;
 use crate::server::request::{Prompt, Request};
 use crate::server::router::{Call, json as response};
 use crate::server::service::{Prepared, Service};
@@ -63,10 +64,10 @@ struct Writer {
     lives: Vec<Live>,
     /// The members of `__verbose`, if it is asked for.
     verbose: Option<Told>,
-    service: Arc<Service>,
+    service: Arc<Lease>,
 }
 
-fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>, Writer)> {
+fn read(fields: &Fields<'_>, service: &Arc<Lease>) -> ApiResult<(Vec<Request>, Writer)> {
     let prompts = prompts(fields, service.engine().tokenizer())?;
     let mut style = Style {
         is_stream: fields.flag("stream")?,

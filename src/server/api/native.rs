@@ -18,6 +18,7 @@ use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish, Token};
 use crate::server::fields::Fields;
 use crate::server::limits::MAX_CHOICES;
+use crate::server::models::Lease;
 use crate::server::request::Request;
 use crate::server::router::{Call, json as response};
 use crate::server::service::{Prepared, Service};
@@ -71,7 +72,7 @@ struct Style {
     n_choices: usize,
 }
 
-fn read(fields: &Fields<'_>, service: &Arc<Service>) -> ApiResult<(Vec<Request>, Style)> {
+fn read(fields: &Fields<'_>, service: &Arc<Lease>) -> ApiResult<(Vec<Request>, Style)> {
     let tokenizer = service.engine().tokenizer();
     let prompts = prompts(fields, tokenizer)?;
     let range = 1..=MAX_CHOICES as i64;
@@ -144,7 +145,7 @@ pub struct Told {
     /// The prompts' texts.
     prompts: Vec<String>,
     has_tokens: bool,
-    service: Arc<Service>,
+    service: Arc<Lease>,
 }
 
 impl Told {
@@ -152,7 +153,7 @@ impl Told {
         settings: Value,
         prepared: &[Prepared],
         has_tokens: bool,
-        service: &Arc<Service>,
+        service: &Arc<Lease>,
     ) -> Told {
         let prompts = prepared.iter().map(|one| one.prompt_text(service)).collect();
         Told { settings, prompts, has_tokens, service: service.clone() }
@@ -186,7 +187,7 @@ impl Told {
             "generation_settings": settings,
             "prompt": self.prompts.get(prompt),
             "has_new_line": content.contains('\n'),
-            "truncated": finish.reason == FinishReason::ContextFull,
+            "truncated": finish.is_truncated(),
             "stop_type": kind,
             "stopping_word": finish.stop.as_deref().unwrap_or_default(),
             "tokens_cached": finish.n_prompt + finish.outcome.n_generated,
@@ -213,7 +214,7 @@ struct State {
 }
 
 impl Writer {
-    fn new(style: Style, settings: Value, prepared: &[Prepared], service: &Arc<Service>) -> Writer {
+    fn new(style: Style, settings: Value, prepared: &[Prepared], service: &Arc<Lease>) -> Writer {
         let n_prompt = |i: usize| prepared[i / style.n_choices].n_prompt();
         let all = (0..prepared.len() * style.n_choices).map(|i| State {
             live: Live::new(n_prompt(i)),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::engine::{Limits, SpecMode};
+use crate::engine::{ContextShift, Limits, SpecMode};
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerKind, SamplerOptions};
 use crate::server::adapters;
 use crate::server::errors::{ApiError, ApiResult};
@@ -143,7 +143,9 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
     if let Some(seed) = fields.seed("seed")? {
         options.seed = seed;
     }
-    check_unused(fields)?;
+    options.min_keep = fields.integer("min_keep", 0..=i64::MAX)?.unwrap_or(0) as usize;
+    // Half of what may leave a full context leaves it.
+    fields.integer("n_discard", 0..=0)?;
     if let Some(texts) = fields.strings("dry_sequence_breakers")? {
         options.dry.breakers = texts.into_iter().map(str::to_owned).collect();
     }
@@ -157,15 +159,6 @@ pub fn sampling(fields: &Fields<'_>, service: &Service) -> ApiResult<SamplerOpti
         options.logit_bias = biases(&fields.path("logit_bias"), value, service)?;
     }
     Ok(options)
-}
-
-/// Checks llama-server's fields that have no effect: no context is shifted, and all samplers leave
-/// a token.
-fn check_unused(fields: &Fields<'_>) -> ApiResult<()> {
-    fields.integer("n_keep", -1..=i64::MAX)?;
-    fields.integer("min_keep", 0..=i64::MAX)?;
-    fields.integer("n_discard", 0..=0)?;
-    Ok(())
 }
 
 const BIAS: &str = "a number from -100 to 100";
@@ -239,7 +232,19 @@ pub fn limits(fields: &Fields<'_>, service: &Service, names: &[&'static str]) ->
         n_predict: n_predict.unwrap_or(service.defaults.n_predict),
         ignore_eos: fields.flag("ignore_eos")?,
         stops: stops(fields, "stop")?,
+        context_shift: context_shift(fields, service, "n_keep")?,
     })
+}
+
+/// The part of the prompt that stays where a text goes on in a full context: a number of tokens in
+/// the field of this name, 0 if it is absent, or -1 for all.
+pub fn context_shift(
+    fields: &Fields<'_>,
+    service: &Service,
+    name: &'static str,
+) -> ApiResult<Option<ContextShift>> {
+    let n_keep = usize::try_from(fields.integer(name, -1..=i64::MAX)?.unwrap_or(0)).ok();
+    Ok(service.defaults.context_shift.then_some(ContextShift { n_keep }))
 }
 
 /// The strings that end the text, in the field of this name. Empty ones end none.

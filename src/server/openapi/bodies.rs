@@ -476,3 +476,17 @@ pub const OLLAMA_SHOW: Table = Table {
     example: "{}",
     ..EMPTY
 };
+
+pub const OLLAMA_DOWNLOAD: Table = Table {
+    fields: &[&[("model", Text), ("name", Text), ("stream", Flag)]],
+    unused: &[ollama::downloads::UNUSED],
+    example: r#"{"model": "USER/REPO:Q4_K_M"}"#,
+    ..EMPTY
+};
+
+pub const MODEL_NAME: Table = Table {
+    fields: &[&[("model", Text)]],
+    required: &["model"],
+    example: r#"{"model": "demo"}"#,
+    ..EMPTY
+};

@@ -104,6 +104,8 @@ const BODIES: &[(&str, &Table)] = &[
     ("OllamaChat", &bodies::OLLAMA_CHAT),
     ("OllamaGenerate", &bodies::OLLAMA_GENERATE),
     ("OllamaShow", &bodies::OLLAMA_SHOW),
+    ("OllamaDownload", &bodies::OLLAMA_DOWNLOAD),
+    ("ModelName", &bodies::MODEL_NAME),
     ("Slot", &bodies::SLOT),
 ];
 
@@ -122,7 +124,7 @@ const JSON: &[&str] = &["application/json"];
 const EVENTS: &[&str] = &["application/json", "text/event-stream"];
 const STREAM: &[&str] = &["text/event-stream"];
 const ROOT: &[&str] = &["text/html", "text/plain"];
-const PAGE: &[&str] = &["text/css", "text/javascript", "image/svg+xml"];
+const PAGE: &[&str] = &["text/css", "text/javascript", "image/svg+xml", "font/woff2"];
 const LINES: &[&str] = &["application/json", "application/x-ndjson"];
 
 impl Work {
@@ -149,7 +151,11 @@ fn work(handler: Handler) -> Option<Work> {
         H::Ready => Work::get("Whether requests are taken", &["status"]),
         H::Metrics => text(Work::get("Series for Prometheus", &[])),
         H::OpenApi => Work::get("This document", &["openapi", "paths"]),
-        H::Models => Work::get("The model under each of its names", &["object", "data"]),
+        H::Models => Work::get("Each model under each of its names", &["object", "data"]),
+        H::ModelsLoad => Work::post("Begins to load a model", "ModelName", JSON, &["success"]),
+        H::ModelsUnload => {
+            Work::post("Lets a model go once it is idle", "ModelName", JSON, &["success"])
+        }
         H::Model => Work::get("The model", &["id", "object"]),
         H::Props => Work::get("The settings", &["default_generation_settings", "total_slots"]),
         H::Slots => Work::get("What each slot computes, as an array", &[]),
@@ -185,8 +191,12 @@ fn work(handler: Handler) -> Option<Work> {
             Work { media: STREAM, ..Work::get("Where every expert is, as it changes", &[]) }
         }
         H::OllamaVersion => Work::get("The version of Ollama's API", &["version"]),
-        H::OllamaTags => Work::get("The model as Ollama lists it", &["models"]),
-        H::OllamaProcesses => Work::get("The model, once it is loaded", &["models"]),
+        H::OllamaTags => Work::get("The models as Ollama lists them", &["models"]),
+        H::OllamaProcesses => Work::get("The models that are loaded", &["models"]),
+        H::OllamaPull => Work::post("Downloads a model", "OllamaDownload", LINES, &["status"]),
+        H::OllamaDelete => {
+            Work::post("Deletes a downloaded model", "OllamaDownload", JSON, &["status"])
+        }
         H::OllamaShow => {
             Work::post("Facts of the model", "OllamaShow", JSON, &["details", "model_info"])
         }
@@ -207,7 +217,7 @@ fn operation(route: &Route, method: &str) -> Value {
     let work = match (route.handler, method) {
         // Its body is no object.
         (Handler::Adapters, "POST") => Some(Work::get("Sets adapters' scales", &["success"])),
-        (handler, method) => work(handler).filter(|w| (method == "POST") == w.body.is_some()),
+        (handler, method) => work(handler).filter(|w| (method != "GET") == w.body.is_some()),
     };
     let mut responses = Map::new();
     let mut fail = |status: u16| {
@@ -229,7 +239,17 @@ fn operation(route: &Route, method: &str) -> Value {
             if work.body.is_some() || is_list {
                 [408, 413, 415, 500, 501].into_iter().for_each(&mut fail);
             }
-            if work.body.is_some() || [Handler::Model, Handler::Page].contains(&route.handler) {
+            let of_model = [
+                Handler::Adapters,
+                Handler::Experts,
+                Handler::Health,
+                Handler::Metrics,
+                Handler::Model,
+                Handler::Page,
+                Handler::Props,
+                Handler::Slots,
+            ];
+            if work.body.is_some() || of_model.contains(&route.handler) {
                 fail(404);
             }
             // Flags decide whether they are served.

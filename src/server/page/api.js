@@ -21,8 +21,9 @@ function serverError(status, said, used) {
   if (status === 401) return new ServerError(status, used ? "That key was refused." : "The server asks for a key.");
   if (said?.code === "context_length_exceeded") {
     const { n_prompt_tokens: n, n_ctx: most } = said;
-    return new ServerError(status, `The chat is too long for the model's context: it has ${count(n)} tokens, and ` +
-      `${count(most)} fit. Start a new chat, edit an earlier message, or start the server with a larger -c.`);
+    const error = new ServerError(status, `The message is too long for the model's context: it has ${count(n)} tokens, ` +
+      `and ${count(most)} fit. Shorten it, or start the server with a larger -c.`);
+    return Object.assign(error, { fitting: most / n });
   }
   if (/^loading model$/i.test(said?.message ?? "")) return new ServerError(status, "The server is still loading the model.");
   return new ServerError(status, said?.message || `The server answers ${status}.`, said);
@@ -30,7 +31,7 @@ function serverError(status, said, used) {
 
 const lost = (message) => new ServerError(0, message);
 
-/** Asks for a path; an error if the answer is one. */
+/** Asks for a path below the page's own; an error if the answer is one. */
 export async function ask(path, { body, signal } = {}) {
   const headers = {};
   const used = key();
@@ -89,7 +90,7 @@ export async function complete(body, signal, on) {
   const answer = { text: "", reasoning: "", calls: [], finish: null, stopped: false };
   const full = { ...body, stream: true, stream_options: { include_usage: true }, return_progress: true };
   try {
-    const response = await ask("/v1/chat/completions", { body: JSON.stringify(full), signal });
+    const response = await ask("v1/chat/completions", { body: JSON.stringify(full), signal });
     answer.hash = response.headers.get("x-moeba-request-hash");
     for await (const [, data] of events(response)) {
       if (data === "[DONE]") return answer;

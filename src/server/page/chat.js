@@ -2,6 +2,7 @@
 
 import { complete } from "./api.js";
 import { $, h } from "./dom.js";
+import * as list from "./list.js";
 import { MessageView } from "./message.js";
 import { replay, requestOf } from "./replay.js";
 import * as settings from "./settings.js";
@@ -41,6 +42,7 @@ export function say(text, owner = chat) {
  */
 export async function start(failed, trouble) {
   onFailure = failed;
+  list.build({ open, rename, remove });
   show(chat);
   const kept = await store.load({ heard: hear, removed: drop, trouble });
   // Something may have been sent meanwhile.
@@ -57,9 +59,10 @@ export function show(next) {
   views = new Map();
   $("messages").replaceChildren();
   draw();
-  $("messages").scrollTop = $("messages").scrollHeight;
+  toEnd();
   drawList();
   drawControls();
+  settings.show(chat.own);
 }
 
 export const fresh = () => {
@@ -74,18 +77,26 @@ export function take(one) {
   store.put(one, []);
 }
 
-let shownList;
-function drawList() {
-  const item = (one) => h("li", {},
-    h("button", {
-      type: "button", class: running.has(one.id) ? "open writing" : "open", "aria-current": one === chat && "true",
-      onclick: () => show(one),
-    }, one.title),
-    h("button", { type: "button", class: "remove", "aria-label": `Delete ${one.title}`, onclick: () => remove(one) }, "×"));
-  const shown = JSON.stringify([chat.id, all.map((one) => [one.id, one.title, running.has(one.id)])]);
-  if (shown === shownList) return;
-  shownList = shown;
-  $("conversations").replaceChildren(...all.map(item));
+const drawList = () => list.draw(all, chat, (one) => running.has(one.id));
+
+/** Shows a conversation that was searched for, and the message that was found. */
+function open(one, node) {
+  if (node && !tree.path(one).includes(node)) tree.reveal(one, node);
+  show(one);
+  if (!node) return;
+  isFollowing = false;
+  views.get(node.id)?.element.scrollIntoView({ block: "center" });
+}
+
+function rename(one, title) {
+  one.title = title;
+  store.change(one.id, { title });
+}
+
+/** Keeps settings that are this conversation's own, or that it has none. */
+export function keepSettings(own) {
+  chat.own = own;
+  store.change(chat.id, { own });
 }
 
 /** The buttons and the status of what is shown. */
@@ -118,7 +129,10 @@ function hear(other) {
   for (const node of Object.values(other.nodes)) if (node.writing && !isOwn(node.id)) heard.set(node.id, Date.now());
   if (own) tree.merge(own, other, isOwn);
   else all.unshift(other);
-  if (own === chat) draw();
+  if (own === chat) {
+    draw();
+    settings.show(chat.own, document.activeElement);
+  }
   drawList();
 }
 
@@ -148,27 +162,41 @@ function keep(nodes, parents) {
   drawList();
 }
 
+/** What an empty conversation says. */
+const welcome = [h("div", { class: "empty" },
+  h("p", { class: "purpose" }, "Runs mixture-of-experts models that are larger than memory: a token needs only a few " +
+    "experts, so the others wait on disk and move to RAM and VRAM when they are needed."),
+  h("p", {}, "Ask something, and watch which experts the model uses.", h("span", { class: "for-keys" }, " Press ? for shortcuts.")))];
+
 /** Draws the messages of the chosen path; those that are there stay, with what is edited in them. */
 function draw() {
   const list = $("messages");
-  const isAtEnd = atEnd();
   const nodes = tree.path(chat);
   const elements = nodes.map((node) => view(node, node === nodes.at(-1)).element);
   if (!elements.length) {
-    elements.push(h("p", { class: "empty" }, "Ask something, and watch which experts the model uses. Press ? for shortcuts."));
+    elements.push(...welcome);
   }
   let same = 0;
   while (same < elements.length && list.children[same] === elements[same]) same++;
   while (list.children.length > same) list.lastChild.remove();
   list.append(...elements.slice(same));
-  if (isAtEnd) list.scrollTop = list.scrollHeight;
   const call = tree.openCall(nodes);
   $("prompt-label").textContent = call ? `Result of ${call.name}` : "Message";
 }
 
-function atEnd() {
-  const list = $("messages");
-  return list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+/** Whether the end stays in view when messages grow: until the reader moves up. */
+let isFollowing = true;
+let lastTop = 0;
+$("messages").addEventListener("scroll", ({ target: { scrollTop, scrollHeight, clientHeight } }) => {
+  if (scrollHeight - scrollTop - clientHeight < 60) isFollowing = true;
+  else if (scrollTop < lastTop) isFollowing = false;
+  lastTop = scrollTop;
+});
+const sizes = new ResizeObserver(() => { if (isFollowing) toEnd(); });
+
+function toEnd() {
+  isFollowing = true;
+  $("messages").scrollTop = $("messages").scrollHeight;
 }
 
 function view(node, isLast) {
@@ -180,6 +208,7 @@ function view(node, isLast) {
     }));
   }
   const made = views.get(node.id);
+  sizes.observe(made.element);
   made.showHead(tree.versions(chat, node), own || isElsewhere(node), isLast && !tree.openCall(tree.path(chat)));
   if (!own) made.update(node);
   return made;
@@ -209,16 +238,16 @@ function isReady() {
   return !wrong;
 }
 
-/** Sends what was written: a message, or the result of a tool. */
-export function send(text) {
-  if (!text.trim() || !isReady()) return false;
+/** Sends what was written, and files: a message, or the result of a tool. */
+export function send(text, files) {
+  if (!(text.trim() || files.length) || !isReady()) return false;
   const nodes = tree.path(chat);
   const call = tree.openCall(nodes);
   const last = nodes.at(-1);
-  const node = tree.add(chat, last?.id, call ? { role: "tool", text, call: call.id } : { role: "user", text });
+  const node = tree.add(chat, last?.id, call ? { role: "tool", text, files, call: call.id } : { role: "user", text, files });
   keep([node]);
   draw();
-  $("messages").scrollTop = $("messages").scrollHeight;
+  toEnd();
   if (!tree.openCall(tree.path(chat))) answer(node);
   return true;
 }
@@ -237,8 +266,8 @@ function edit(node) {
     if (node.role !== "assistant" && !isReady()) return;
     close();
     if (area.value === node.text && node.role === "assistant") return;
-    const { parent, role, call } = node;
-    const made = tree.add(chat, parent, { role, call, text: area.value });
+    const { parent, role, call, files } = node;
+    const made = tree.add(chat, parent, { role, call, files, text: area.value });
     keep([made]);
     draw();
     if (role !== "assistant") answer(made);
@@ -313,9 +342,12 @@ function answer(before, begun) {
   const now = settings.current();
   now.seed = settings.nextSeed(now);
   const start = begun && { begun: { text: begun.text, reasoning: begun.reasoning ?? "" } };
+  const last = tree.upTo(chat, before).findLast((one) => one.role === "assistant");
   const node = tree.add(chat, before?.id, {
     role: "assistant", text: "", reasoning: "", calls: [], settings: now, writing: true, ...start, ...start?.begun,
+    first: last?.first,
   });
+  if (last?.isFull) node.first = tree.later(chat, node, 0.5) ?? node.first;
   const owner = chat;
   keep([node]);
   const work = async (signal) => {
@@ -324,7 +356,7 @@ function answer(before, begun) {
     try {
       await turn(before, owner, signal);
       say("Waiting for the model.", owner);
-      Object.assign(node, follow.whole(await complete(requestOf(owner, node), signal, follow)));
+      Object.assign(node, follow.whole(await fitting(owner, node, signal, follow)));
     } catch (error) {
       Object.assign(node, follow.whole(error.answer ?? {}), { error: error.message });
       settings.blame(error);
@@ -334,7 +366,23 @@ function answer(before, begun) {
     node.isFull = node.finish === "length" && node.usage?.total_tokens >= settings.context();
     if (all.includes(owner)) store.put(owner, [node], []);
   };
-  return busy(node, work, () => outcome(node));
+  return busy(node, work, () => {
+    const n = tree.upTo(owner, before).length - tree.before(owner, node).length;
+    return outcome(node) + (n && !node.error ? ` The context is full: the ${n} oldest messages were left out.` : "");
+  });
+}
+
+/** Asks for an answer. The oldest messages leave a chat that the context has no room for. */
+async function fitting(owner, node, signal, follow) {
+  for (;;) {
+    try {
+      return await complete(requestOf(owner, node), signal, follow);
+    } catch (error) {
+      const first = error.fitting && tree.later(owner, node, error.fitting / 2);
+      if (!first) throw error;
+      node.first = first;
+    }
+  }
 }
 
 /** Waits until another tab has written what is answered. */
@@ -350,7 +398,7 @@ async function turn(before, owner, signal) {
 function outcome({ error, stopped, finish, calls, isFull }) {
   if (error) return `The answer has failed: ${error}`;
   if (stopped) return "Stopped.";
-  if (isFull) return "The answer was cut: the model's context is full. Start a new chat, or the server with a larger -c.";
+  if (isFull) return "The answer was cut: the model's context is full. The oldest messages leave when the chat goes on.";
   if (finish === "length") return "The answer was cut: it has as many tokens as are allowed.";
   return calls?.length ? "The model waits for the result of its call." : "The answer is complete.";
 }
@@ -372,9 +420,7 @@ function follower(owner, node) {
     // The answer may have ended, or another chat be shown, since the frame was asked for.
     if (owner !== chat || !node.writing) return;
     if (part.text || part.reasoning) say("The model is writing. Esc stops it.");
-    const isAtEnd = atEnd();
     views.get(node.id)?.update(node, part.progress);
-    if (isAtEnd) $("messages").scrollTop = $("messages").scrollHeight;
   };
   const follow = (part) => {
     Object.assign(node, whole(part));

@@ -55,6 +55,21 @@ export function copyButton(props, text) {
   return button;
 }
 
+const works = new WeakMap();
+const watcher = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (!isIntersecting) continue;
+    watcher.unobserve(target);
+    works.get(target)();
+  }
+});
+
+/** Does a work once an element can be seen. */
+export function whenSeen(element, work) {
+  works.set(element, work);
+  watcher.observe(element);
+}
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(n) {
@@ -62,6 +77,9 @@ export function bytes(n) {
   while (n >= 1024 && unit < UNITS.length - 1) [n, unit] = [n / 1024, unit + 1];
   return `${n.toFixed(unit && n < 100 ? 1 : 0)} ${UNITS[unit]}`;
 }
+
+/** How large a text is as a file. */
+export const sizeOf = (text) => bytes(new Blob([text]).size);
 
 export const count = (n) => Math.round(n).toLocaleString("en");
 

@@ -1,7 +1,7 @@
 // Conversations as files.
 
 import { save } from "./dom.js";
-import { path, restore } from "./tree.js";
+import { contentOf, path, restore } from "./tree.js";
 
 const fileName = (chat) => chat.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40) || "chat";
 
@@ -17,7 +17,7 @@ export function asMarkdown(chat) {
   for (const node of path(chat)) {
     parts.push(`## ${names[node.role]}`);
     if (node.reasoning) parts.push(node.reasoning.replace(/^/gm, "> "));
-    if (node.text) parts.push(node.text);
+    if (contentOf(node)) parts.push(contentOf(node));
     for (const call of node.calls ?? []) parts.push(`\`${call.name}(${call.arguments})\``);
   }
   save(`${fileName(chat)}.md`, "text/markdown", `${parts.join("\n\n")}\n`);

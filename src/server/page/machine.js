@@ -78,7 +78,7 @@ async function* heard(response) {
 async function follow(signal, failed) {
   for (let pause = 500; !signal.aborted; pause = Math.min(2 * pause, 8000)) {
     try {
-      for await (const [name, data] of heard(await ask("/moeba/experts", { signal }))) {
+      for await (const [name, data] of heard(await ask("moeba/experts", { signal }))) {
         pause = 500;
         take(name, JSON.parse(data));
       }

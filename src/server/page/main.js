@@ -1,6 +1,7 @@
 // The page: theme, key, views, shortcuts.
 
 import { get, key, setKey } from "./api.js";
+import * as attach from "./attach.js";
 import * as chat from "./chat.js";
 import { $, h, saved } from "./dom.js";
 import * as files from "./export.js";
@@ -16,11 +17,14 @@ let theme = saved("localStorage", "moeba-theme") || "auto";
 function showTheme() {
   const dark = theme === "dark" || (theme === "auto" && isDark.matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  $("theme").textContent = theme[0].toUpperCase() + theme.slice(1);
+  $("theme").textContent = `Theme: ${theme}`;
+  $("theme").title = `Switch to ${themeAfter()} (t)`;
 }
 
+const themeAfter = () => THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+
 function nextTheme() {
-  theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length] ?? "auto";
+  theme = themeAfter();
   saved("localStorage", "moeba-theme", theme);
   showTheme();
 }
@@ -41,6 +45,24 @@ function showView(name) {
     else button.removeAttribute("aria-current");
   }
   watch();
+}
+
+// ---- the machine's panel on wide pages ----
+
+const PANEL = "moeba-machine";
+let isPanelHidden = saved("localStorage", PANEL) === "hidden";
+
+function showPanel() {
+  document.body.classList.toggle("no-machine", isPanelHidden);
+  $("panel").textContent = isPanelHidden ? "Show the machine" : "Hide the machine";
+  $("panel").setAttribute("aria-expanded", String(!isPanelHidden));
+  watch();
+}
+
+function switchPanel(isHidden = !isPanelHidden) {
+  isPanelHidden = isHidden;
+  saved("localStorage", PANEL, isHidden ? "hidden" : "");
+  showPanel();
 }
 
 // ---- key and state of the server ----
@@ -79,7 +101,7 @@ async function connect() {
   if (mine !== attempt) return;
   banner.hidden = true;
   try {
-    const props = await get("/props");
+    const props = await get("props");
     $("model").textContent = props.model_alias;
     $("model").title = `${props.model_path}, ${props.build_info}`;
     settings.showDefaults(props);
@@ -97,7 +119,7 @@ async function connect() {
 /** Whether the server has its model; says on the banner what is the matter. */
 async function isReady(banner) {
   try {
-    const response = await fetch("/health", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+    const response = await fetch("health", { cache: "no-store", signal: AbortSignal.timeout(5000) });
     if (response.ok) return true;
     const { progress = 0 } = await response.json();
     banner.textContent = `The model is being loaded: ${(100 * progress).toFixed(0)} %`;
@@ -130,7 +152,9 @@ const SHORTCUTS = [
   ["[", "Previous version", () => chat.step(-1)],
   ["]", "Next version", () => chat.step(1)],
   ["s", "Settings", () => $("settings").querySelector("summary").click()],
-  ["m", "Map of the experts", () => { showView("machine"); $("heatmap").focus(); }],
+  ["f", "Search all chats", () => { showView("list"); $("search").focus(); }],
+  ["m", "Map of the experts", () => { switchPanel(false); showView("machine"); $("heatmap").focus(); }],
+  ["h", "Hide or show the machine", () => switchPanel()],
   ["c", "Chat", () => { showView("chat"); $("messages").focus(); }],
   ["t", "Theme", nextTheme],
   ["k", "API key", () => askForKey()],
@@ -142,7 +166,12 @@ $("shortcuts").append(...[...FIXED, ...SHORTCUTS].map(([name, what]) =>
   h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, name)), h("td", {}, what))));
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && chat.isBusy() && !document.querySelector("dialog[open]")) chat.stop();
+  if (event.key === "Escape") {
+    showMore(false);
+    // There it empties the field.
+    const isElsewhere = event.target.id === "search" || document.querySelector("dialog[open]");
+    if (chat.isBusy() && !isElsewhere) chat.stop();
+  }
   const isField = event.target.closest("input, textarea, select, dialog");
   if (isField || event.ctrlKey || event.metaKey || event.altKey) return;
   const shortcut = SHORTCUTS.find(([name]) => name === event.key);
@@ -156,21 +185,33 @@ document.addEventListener("keydown", (event) => {
 /** What is typed outlives a reload. */
 const DRAFT = "moeba-draft";
 const prompt = $("prompt");
+/** On a screen's keyboard Enter makes a line, as Shift+Enter is not there. */
+const isTouch = matchMedia("(pointer: coarse)");
+const hint = () => {
+  prompt.placeholder = isTouch.matches ? "Ask something." : "Ask something. Enter sends, Shift+Enter makes a line.";
+  prompt.enterKeyHint = isTouch.matches ? "enter" : "send";
+};
+isTouch.addEventListener("change", hint);
+hint();
 prompt.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  const sends = event.ctrlKey || event.metaKey || !(event.shiftKey || isTouch.matches);
+  if (event.key === "Enter" && sends && !event.isComposing) {
     event.preventDefault();
     $("composer").requestSubmit();
   }
 });
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (!chat.send(prompt.value)) return;
+  if (!chat.send(prompt.value, attach.attached())) return;
+  attach.clear();
   prompt.value = "";
   saved("sessionStorage", DRAFT, "");
 });
 prompt.value = saved("sessionStorage", DRAFT);
 prompt.addEventListener("input", () => saved("sessionStorage", DRAFT, prompt.value));
+attach.build(chat.say);
 $("stop").addEventListener("click", chat.stop);
+$("conversations").addEventListener("click", ({ target }) => { if (target.closest(".open")) showView("chat"); });
 $("new").addEventListener("click", () => { showView("chat"); chat.fresh(); });
 $("export-json").addEventListener("click", () => files.asJson(chat.shown()));
 $("export-markdown").addEventListener("click", () => files.asMarkdown(chat.shown()));
@@ -184,6 +225,7 @@ $("import-file").addEventListener("change", async (event) => {
   event.target.value = "";
 });
 $("theme").addEventListener("click", nextTheme);
+$("panel").addEventListener("click", () => switchPanel());
 $("key").addEventListener("click", () => askForKey());
 $("help").addEventListener("click", () => $("help-dialog").showModal());
 for (const button of document.querySelectorAll(".views button")) {
@@ -192,10 +234,19 @@ for (const button of document.querySelectorAll(".views button")) {
 document.addEventListener("visibilitychange", watch);
 window.addEventListener("resize", watch);
 
-settings.build((now, nWrong) => {
-  const set = Object.keys(now).filter((name) => name !== "system").length;
-  $("settings-note").textContent = [now.system && "system prompt", set && `${set} set`, nWrong && `${nWrong} wrong`].filter(Boolean).join(", ");
+/** Opens or closes the menu that narrow pages have. */
+function showMore(isOpen) {
+  $("tools").classList.toggle("open", isOpen);
+  $("more").setAttribute("aria-expanded", String(isOpen));
+}
+$("more").addEventListener("click", (event) => {
+  event.stopPropagation();
+  showMore($("more").getAttribute("aria-expanded") === "false");
 });
+document.addEventListener("click", (event) => { if (!event.target.closest("#theme")) showMore(false); });
+
+settings.build({ changed: (note) => ($("settings-note").textContent = note), keep: chat.keepSettings });
 showView("chat");
+showPanel();
 connect();
 await chat.start(failed, trouble);

@@ -1,7 +1,8 @@
 // One message on the page.
 
-import { bytes, copyButton, count, h, short } from "./dom.js";
+import { bytes, copyButton, count, h, short, sizeOf } from "./dom.js";
 import { Markdown } from "./markdown.js";
+import { contentOf } from "./tree.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool result" };
 
@@ -16,13 +17,15 @@ export class MessageView {
     this.reasoning = h("div");
     this.summary = h("summary", {}, "Reasoning");
     this.fold = h("details", { class: "reasoning", hidden: true }, this.summary, this.reasoning);
+    const files = (node.files ?? []).map(({ name, text }) => h("details", { class: "file" },
+      h("summary", {}, `${name}, ${sizeOf(text)}`), h("pre", { tabindex: "0", role: "group", "aria-label": name }, text)));
     this.calls = h("div");
     this.progress = h("div", { class: "prefill", hidden: true });
     this.meta = h("p", { class: "meta", hidden: true });
     this.replay = h("p", { class: "replay", role: "status", hidden: true });
     this.error = h("p", { class: "error", role: "alert", hidden: true });
     this.element = h("article", { class: `message ${node.role}`, "aria-label": NAMES[node.role], "data-id": node.id },
-      this.head, this.fold, this.progress, this.body, this.calls, this.error, this.meta, this.replay);
+      this.head, this.fold, this.progress, ...files, this.body, this.calls, this.error, this.meta, this.replay);
   }
 
   /**
@@ -54,7 +57,7 @@ export class MessageView {
         this.isCut(isLast) && button("continue", "Continue answer", actions.proceed),
         !isAnswer && isLast && button("answer", "Answer message", actions.answer),
         !isWriting && button("edit", "Edit message", actions.edit),
-        copyButton({ "data-action": "copy", title: "Copy message" }, () => this.node.text),
+        copyButton({ "data-action": "copy", title: "Copy message" }, () => contentOf(this.node)),
         isAnswer && !isWriting && button("regenerate", "Regenerate answer", actions.regenerate),
         isAnswer && !isWriting && settings && button("replay", "Replay with the same seed", actions.replay)));
   }
@@ -76,6 +79,7 @@ export class MessageView {
     this.node = node;
     if (node.role === "assistant") this.markdown.update(node.text);
     else this.body.textContent = node.text;
+    this.body.classList.toggle("empty-body", !node.text);
     this.fold.hidden = !node.reasoning;
     if (node.reasoning && this.reasoning.textContent.length !== node.reasoning.length) {
       this.reasoning.textContent = node.reasoning;

@@ -3,13 +3,12 @@
 // bits depend on: equal names and other bytes would be a fault of the server.
 
 import { complete } from "./api.js";
-import { upTo, wire } from "./tree.js";
+import { before, wire } from "./tree.js";
 
 /** The body of the request behind an answer; the same each time. */
 export function requestOf(chat, answer) {
   const { system, ...parameters } = answer.settings;
-  const before = answer.parent === "root" ? [] : upTo(chat, chat.nodes[answer.parent]);
-  const messages = before.map(wire);
+  const messages = before(chat, answer).map(wire);
   if (system) messages.unshift({ role: "system", content: system });
   // The server continues what the assistant says last.
   if (answer.begun) messages.push(wire({ role: "assistant", ...answer.begun }));

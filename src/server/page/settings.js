@@ -1,5 +1,5 @@
-// The system prompt and the sampling settings. What is left empty is the server's default, which
-// the placeholder names.
+// The system prompt and the sampling settings: those of all conversations, or a conversation's own.
+// What is left empty is the server's default, which the placeholder names.
 
 import { $, h, saved } from "./dom.js";
 
@@ -21,6 +21,9 @@ const EFFORTS = ["", "none", "low", "medium", "high"];
 const fields = {};
 const labels = {};
 let contextLength = Infinity;
+/** Follows what is set and how many fields are wrong; keeps what is a conversation's own. */
+let on = { changed() {}, keep() {} };
+const isOwn = h("input", { type: "checkbox", id: "set-own" });
 
 /** Tokens of the server's context. */
 export const context = () => contextLength;
@@ -100,19 +103,18 @@ export function current() {
 export const nextSeed = ({ seed = -1 }) => (seed === -1 ? crypto.getRandomValues(new Uint32Array(1))[0] : seed);
 
 /**
- * Makes the fields, with what was set the last time. `onchange` follows each change: what is set, and how
- * many fields are wrong.
+ * Makes the fields. `hooks`: `changed(sentence)` follows what is set; `keep(own)` keeps the settings
+ * that are the conversation's own, `undefined` if it has none.
  */
-export function build(onchange) {
-  const before = load();
+export function build(hooks) {
+  on = hooks;
   const field = (name, label, element) => {
     fields[name] = element;
     labels[name] = label.split(" (")[0];
     element.id = `set-${name}`;
-    element.value = before[name] ?? "";
     element.addEventListener("input", () => {
       store();
-      onchange(current(), faults().length);
+      tell();
     });
     element.setAttribute("aria-describedby", `wrong-${name}`);
     return h("div", {}, h("label", { htmlFor: element.id }, label), element,
@@ -121,11 +123,36 @@ export function build(onchange) {
   const numbers = NUMBERS.map(([name, label, , , isWhole]) =>
     field(name, label, h("input", { type: "number", step: isWhole ? 1 : "any", inputMode: "decimal" })));
   const options = EFFORTS.map((effort) => h("option", { value: effort }, effort || "default"));
+  isOwn.addEventListener("change", () => {
+    if (isOwn.checked) store();
+    else on.keep(undefined);
+    show(isOwn.checked ? values() : undefined);
+  });
   $("settings-fields").append(
+    h("label", { class: "own" }, isOwn, " Only for this chat"),
     field("system", "System prompt", h("textarea", { rows: 2 })),
     h("div", { class: "fields" }, numbers, field("effort", "Reasoning", h("select", {}, options))),
     field("tools", "Tools (a JSON array in OpenAI's format)", h("textarea", { rows: 2 })));
-  onchange(current(), faults().length);
+}
+
+/** Shows the settings of a conversation: its own, or those of all. The field `typed` stays as it is. */
+export function show(own, typed) {
+  const shown = own ?? load();
+  isOwn.checked = Boolean(own);
+  for (const [name, field] of Object.entries(fields)) {
+    const value = shown[name] ?? "";
+    if (field.value !== value && field !== typed) field.value = value;
+  }
+  tell();
+}
+
+/** Says what is set, beside the title of the fields. */
+function tell() {
+  const { system, ...set } = current();
+  const n = Object.keys(set).length;
+  const nWrong = faults().length;
+  const parts = [system && "system prompt", n && `${n} set`, nWrong && `${nWrong} wrong`].filter(Boolean);
+  on.changed(`${isOwn.checked ? "only for this chat" : "for all chats"}: ${parts.join(", ") || "the server's defaults"}`);
 }
 
 /** Names the server's defaults in the empty fields. */
@@ -147,7 +174,13 @@ function load() {
   }
 }
 
+/** What is in the fields that are not empty. */
+function values() {
+  const all = Object.entries(fields).map(([name, field]) => [name, field.value]);
+  return Object.fromEntries(all.filter(([, value]) => value !== ""));
+}
+
 function store() {
-  const values = Object.entries(fields).map(([name, field]) => [name, field.value]);
-  saved("localStorage", STORE, JSON.stringify(Object.fromEntries(values.filter(([, value]) => value !== ""))));
+  if (isOwn.checked) on.keep(values());
+  else saved("localStorage", STORE, JSON.stringify(values()));
 }

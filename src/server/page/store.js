@@ -129,6 +129,17 @@ export async function put({ nodes: all, ...chat }, nodes, parents = nodes.map((n
   } else if (is === false) on.removed(chat.id);
 }
 
+/** Changes what is kept of a conversation beside its messages; nothing if it has no record. */
+export async function change(id, fields) {
+  const is = await run("readwrite", (chats, _, give) => {
+    chats.get(id).onsuccess = ({ target: { result: was } }) => {
+      give(Boolean(was));
+      if (was) chats.put({ ...was, ...fields });
+    };
+  });
+  if (is) tell({ changed: id });
+}
+
 export async function remove(id) {
   known.add(id);
   await run("readwrite", (chats, messages) => {

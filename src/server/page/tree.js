@@ -3,7 +3,14 @@
 const ROOT = "root";
 const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(3)), (n) => n.toString(36)).join("");
 
-export const create = () => ({ id: newId(), title: "New chat", updated: Date.now(), nodes: {}, chosen: {} });
+const NEW = "New chat";
+/** The longest title, in characters. */
+const MOST = 60;
+
+/** A text as a title. */
+export const titled = (text = "") => text.trim().replace(/\s+/g, " ").slice(0, MOST);
+
+export const create = () => ({ id: newId(), title: NEW, updated: Date.now(), nodes: {}, chosen: {} });
 
 /** Adds a message behind `parent` (`null`: at the start), and chooses it. */
 export function add(chat, parent, message) {
@@ -11,7 +18,7 @@ export function add(chat, parent, message) {
   chat.nodes[node.id] = node;
   choose(chat, node);
   chat.updated = Date.now();
-  if (node.role === "user" && chat.title === "New chat") chat.title = node.text.trim().slice(0, 60) || chat.title;
+  if (node.role === "user" && chat.title === NEW) chat.title = titled(node.text) || titled(node.files?.[0]?.name) || NEW;
   return node;
 }
 
@@ -33,6 +40,7 @@ export function merge(chat, other, isOwn) {
   }
   chat.chosen = { ...other.chosen, ...chat.chosen };
   chat.title = other.title;
+  chat.own = other.own;
   chat.updated = Math.max(chat.updated, other.updated);
 }
 
@@ -52,10 +60,49 @@ export function upTo(chat, node) {
   return nodes;
 }
 
+/** The messages that an answer follows on: from its `first` one, where older ones were left out. */
+export function before(chat, answer) {
+  const nodes = upTo(chat, chat.nodes[answer.parent]);
+  return nodes.slice(Math.max(0, nodes.findIndex((node) => node.id === answer.first)));
+}
+
+/**
+ * The first message of a later beginning, so that about `share` of the text is left before an
+ * answer; `undefined` if only the last question would be.
+ */
+export function later(chat, answer, share) {
+  const nodes = before(chat, answer);
+  const sizes = nodes.map((node) => JSON.stringify(wire(node)).length);
+  const all = sizes.reduce((a, b) => a + b, 0);
+  let left = all;
+  return nodes.find(({ role }, i) => {
+    const fits = i > 0 && role === "user" && (left <= share * all || !nodes.slice(i + 1).some((one) => one.role === "user"));
+    left -= sizes[i];
+    return fits;
+  })?.id;
+}
+
+/** Chooses the versions on whose path a message is. */
+export function reveal(chat, node) {
+  for (const one of upTo(chat, node)) choose(chat, one);
+}
+
+/** A file as a part of a text: its name, and a fence that it does not close. */
+function fenced({ name, text }) {
+  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+  const fence = "`".repeat(longest + 1);
+  const kind = /\.(\w+)$/.exec(name)?.[1] ?? "";
+  return `${name}:\n${fence}${kind}\n${text.replace(/\n$/, "")}\n${fence}`;
+}
+
+/** What a message says, its files before its text. */
+export const contentOf = ({ text, files = [] }) => [...files.map(fenced), text].filter(Boolean).join("\n\n");
+
 /** A message as the server reads it. */
 export function wire(node) {
-  if (node.role === "tool") return { role: "tool", tool_call_id: node.call, content: node.text };
-  const message = { role: node.role, content: node.text };
+  const content = contentOf(node);
+  if (node.role === "tool") return { role: "tool", tool_call_id: node.call, content };
+  const message = { role: node.role, content };
   if (node.role !== "assistant") return message;
   if (node.reasoning) message.reasoning_content = node.reasoning;
   if (node.calls?.length) {
@@ -82,9 +129,11 @@ export function restore(data) {
     if (!["user", "assistant", "tool"].includes(node?.role)) continue;
     const calls = Array.isArray(node.calls) ? node.calls : [];
     const settings = typeof node.settings === "object" ? node.settings : undefined;
+    const files = Array.isArray(node.files) ? node.files : [];
     const call = (c) => ({ id: text(c?.id), name: text(c?.name), arguments: text(c?.arguments) });
     chat.nodes[id] = {
       id, parent: text(node.parent), role: node.role, text: text(node.text), reasoning: text(node.reasoning),
+      files: files.map((file) => ({ name: text(file?.name), text: text(file?.text) })),
       calls: calls.map(call), call: text(node.call), settings: settings ?? undefined,
       hash: text(node.hash), fingerprint: text(node.fingerprint), made: chat.updated + Object.keys(chat.nodes).length,
       stopped: node.stopped === true || node.writing === true,
@@ -92,6 +141,8 @@ export function restore(data) {
     };
   }
   for (const [at, id] of Object.entries(data.chosen ?? {})) if (chat.nodes[id]?.parent === at) chat.chosen[at] = id;
-  chat.title = text(data.title).slice(0, 60) || chat.title;
+  chat.title = titled(text(data.title)) || chat.title;
+  const own = data.own && Object.entries(data.own).filter(([, value]) => typeof value === "string");
+  if (own) chat.own = Object.fromEntries(own);
   return chat;
 }

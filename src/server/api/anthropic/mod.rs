@@ -99,6 +99,7 @@ fn read(fields: &Fields<'_>, service: &Service) -> ApiResult<Request> {
             n_predict: most.unwrap_or(Some(MAX_TOKENS)),
             ignore_eos: fields.flag("ignore_eos")?,
             stops: sampling::stops(fields, "stop_sequences")?,
+            context_shift: sampling::context_shift(fields, service, "n_keep")?,
         },
         n_choices: 1,
         form,

@@ -12,17 +12,19 @@ use crate::server::api::logprobs::entries;
 use crate::server::collect::{Call, Choice};
 use crate::server::errors::{ApiError, Wire};
 use crate::server::events::{Event, Finish, Token};
-use crate::server::service::Service;
+use crate::server::models::Lease;
 use crate::server::sse::{Encoder, Frames};
 
 pub struct Writer {
     shape: Shape,
     model: String,
     start: Instant,
+    /// The time until the model was there.
+    load_time: Duration,
     /// The call whose arguments come.
     call: Option<Call>,
     n_calls: usize,
-    service: Arc<Service>,
+    service: Arc<Lease>,
 }
 
 /// The part of an answer that an object tells.
@@ -35,36 +37,14 @@ struct Part<'a> {
 }
 
 impl Writer {
-    pub fn new(shape: Shape, start: Instant, service: &Arc<Service>) -> Writer {
-        let model = service.info.name().to_owned();
-        Writer { shape, model, start, call: None, n_calls: 0, service: service.clone() }
+    pub fn new(shape: Shape, start: Instant, load_time: Duration, service: &Arc<Lease>) -> Writer {
+        let (model, service) = (service.info.name().to_owned(), service.clone());
+        Writer { shape, model, start, load_time, call: None, n_calls: 0, service }
     }
 
     fn object(&self, part: Part<'_>, is_done: bool) -> Map<String, Value> {
-        let mut map = Map::new();
-        map.insert("model".into(), self.model.as_str().into());
-        map.insert("created_at".into(), time(SystemTime::now()).into());
-        let mut text = Map::new();
-        let content = match self.shape {
-            Shape::Chat => "content",
-            Shape::Generate => "response",
-        };
-        text.insert(content.into(), part.content.into());
-        if !part.thinking.is_empty() {
-            text.insert("thinking".into(), part.thinking.into());
-        }
-        if !part.calls.is_empty() {
-            text.insert("tool_calls".into(), part.calls.into());
-        }
-        match self.shape {
-            Shape::Chat => {
-                text.shift_insert(0, "role".into(), "assistant".into());
-                map.insert("message".into(), text.into());
-            }
-            Shape::Generate => map.extend(text),
-        }
-        map.insert("done".into(), is_done.into());
         let logprobs = entries(part.tokens, &self.service);
+        let mut map = object(self.shape, &self.model, part, is_done);
         if !logprobs.is_empty() {
             map.insert("logprobs".into(), logprobs.into());
         }
@@ -73,9 +53,7 @@ impl Writer {
 
     /// The answer to a request without a text.
     pub fn empty(&self, reason: &str) -> Value {
-        let mut object = self.object(Part::default(), true);
-        object.insert("done_reason".into(), reason.into());
-        Value::Object(object)
+        empty(self.shape, &self.model, reason)
     }
 
     /// The answer in one object.
@@ -95,8 +73,7 @@ impl Writer {
                 _ => "stop",
             },
             "total_duration": ns(self.start.elapsed()),
-            // The model is there; a request waits for others.
-            "load_duration": ns(finish.queue_time),
+            "load_duration": ns(self.load_time + finish.queue_time),
             "prompt_eval_count": finish.n_prompt,
             "prompt_eval_duration": ns(outcome.prompt_time),
             "eval_count": outcome.n_generated,
@@ -127,6 +104,40 @@ impl Writer {
     fn part(&self, part: Part<'_>, out: &mut Frames) {
         out.line(&Value::Object(self.object(part, false)));
     }
+}
+
+fn object(shape: Shape, model: &str, part: Part<'_>, is_done: bool) -> Map<String, Value> {
+    let mut map = Map::new();
+    map.insert("model".into(), model.into());
+    map.insert("created_at".into(), time(SystemTime::now()).into());
+    let mut text = Map::new();
+    let content = match shape {
+        Shape::Chat => "content",
+        Shape::Generate => "response",
+    };
+    text.insert(content.into(), part.content.into());
+    if !part.thinking.is_empty() {
+        text.insert("thinking".into(), part.thinking.into());
+    }
+    if !part.calls.is_empty() {
+        text.insert("tool_calls".into(), part.calls.into());
+    }
+    match shape {
+        Shape::Chat => {
+            text.shift_insert(0, "role".into(), "assistant".into());
+            map.insert("message".into(), text.into());
+        }
+        Shape::Generate => map.extend(text),
+    }
+    map.insert("done".into(), is_done.into());
+    map
+}
+
+/// The answer of this model to a request without a text.
+pub fn empty(shape: Shape, model: &str, reason: &str) -> Value {
+    let mut object = object(shape, model, Part::default(), true);
+    object.insert("done_reason".into(), reason.into());
+    Value::Object(object)
 }
 
 fn ns(time: Duration) -> u64 {

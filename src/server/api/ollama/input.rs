@@ -1,6 +1,7 @@
 //! Requests as Ollama's clients write them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -12,6 +13,7 @@ use crate::server::App;
 use crate::server::api::chat::{effort, tool_choice, tools};
 use crate::server::api::form::schema;
 use crate::server::api::{messages, parts, sampling};
+use crate::server::bodies::parsed;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;
 use crate::server::request::{Chat, Form, Prompt, Request};
@@ -111,17 +113,59 @@ fn think(fields: &Fields<'_>) -> ApiResult<Option<Think>> {
     }
 }
 
-/// Whether the client wants the model to go at once.
-pub fn unloads(fields: &Fields<'_>) -> ApiResult<bool> {
-    match fields.get("keep_alive") {
-        None => Ok(false),
-        Some(Value::Number(seconds)) => Ok(seconds.as_f64() == Some(0.0)),
-        Some(Value::String(time)) => {
-            let digits = time.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-            Ok(digits.parse() == Ok(0.0))
-        }
-        Some(_) => Err(fields.wrong("keep_alive", "a number of seconds or a time such as 5m")),
+/// The time that the model is to stay after its last use; the inner `None` is for ever.
+pub fn keep_alive(fields: &Fields<'_>) -> ApiResult<Option<Option<Duration>>> {
+    let Some(value) = fields.get("keep_alive") else { return Ok(None) };
+    let seconds = match value {
+        Value::Number(seconds) => seconds.as_f64(),
+        Value::String(time) => seconds(time),
+        _ => None,
+    };
+    let wrong = || fields.wrong("keep_alive", "a number of seconds or a time such as 5m");
+    let seconds = seconds.ok_or_else(wrong)?;
+    // More than Duration has is for ever as well.
+    Ok(Some(Duration::try_from_secs_f64(seconds).ok()))
+}
+
+/// A time such as `1h30m`, `-1s` or `300` in seconds.
+fn seconds(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 6] =
+        [("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text),
+    };
+    let number = |digits: &str| digits.parse::<f64>().ok().filter(|x| x.is_finite());
+    let is_number = |c: char| c.is_ascii_digit() || c == '.';
+    if rest.chars().all(is_number) {
+        return number(rest).map(|x| sign * x);
     }
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let (digits, behind) = rest.split_at(rest.find(|c| !is_number(c))?);
+        let (unit, factor) = UNITS.iter().find(|(unit, _)| behind.starts_with(unit))?;
+        sum += number(digits)? * factor;
+        rest = &behind[unit.len()..];
+    }
+    Some(sign * sum)
+}
+
+/// A body that lets a model go and asks for nothing else: the name of the model.
+pub fn unloads(body: &[u8], shape: Shape) -> Option<Option<String>> {
+    // The field is rare.
+    const FIELD: &[u8] = b"keep_alive";
+    if !body.windows(FIELD.len()).any(|part| part == FIELD) {
+        return None;
+    }
+    let body = parsed(body).ok()?;
+    let fields = Fields::of(&body, "").ok()?;
+    let is_empty = match shape {
+        Shape::Chat => fields.array("messages").ok()?.is_none_or(Vec::is_empty),
+        Shape::Generate => fields.string("prompt").ok()?.is_none_or(str::is_empty),
+    };
+    let goes = keep_alive(&fields).ok()? == Some(Some(Duration::ZERO));
+    let name = fields.string("model").ok()?.or(fields.string("name").ok()?);
+    (is_empty && goes).then(|| name.map(str::to_owned))
 }
 
 /// A conversation; `None` if there are no messages.
@@ -289,6 +333,41 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_those_of_ollama() {
+        for (text, expected) in [
+            ("300", 300.0),
+            ("5m", 300.0),
+            ("1h30m", 5400.0),
+            ("1.5h0.5s", 5400.5),
+            ("250ms", 0.25),
+            ("-1", -1.0),
+            ("-1m", -60.0),
+            ("0", 0.0),
+        ] {
+            assert_eq!(seconds(text), Some(expected), "{text}");
+        }
+        for bad in ["", "-", "m", "5x", "5m3", "1..2s", "5 m", "--1", "inf", "nan"] {
+            assert_eq!(seconds(bad), None, "{bad}");
+        }
+        let keep = |value: Value| {
+            let body = json!({ "keep_alive": value });
+            keep_alive(&Fields::of(&body, "").unwrap())
+        };
+        assert_eq!(keep(json!("5m")).unwrap(), Some(Some(Duration::from_secs(300))));
+        assert_eq!(keep(json!(0)).unwrap(), Some(Some(Duration::ZERO)));
+        assert_eq!(keep(json!(-1)).unwrap(), Some(None));
+        assert_eq!(keep(json!(1e300)).unwrap(), Some(None));
+        assert_eq!(keep(json!(null)).unwrap(), None);
+        assert!(keep(json!(true)).is_err());
+        let unload = |body: &str, shape| unloads(body.as_bytes(), shape);
+        let named = Some(Some("m".to_owned()));
+        assert_eq!(unload(r#"{"model": "m", "keep_alive": "0s"}"#, Shape::Chat), named);
+        assert_eq!(unload(r#"{"keep_alive": 0, "prompt": ""}"#, Shape::Generate), Some(None));
+        assert_eq!(unload(r#"{"keep_alive": 0, "prompt": "x"}"#, Shape::Generate), None);
+        assert_eq!(unload(r#"{"model": "m", "keep_alive": 5}"#, Shape::Chat), None);
+    }
 
     #[test]
     fn messages_become_those_of_chats() {

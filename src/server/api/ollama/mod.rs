@@ -1,6 +1,7 @@
 //! Ollama's chats and texts, and the list of models that its clients ask for.
 
 mod answer;
+pub mod downloads;
 mod input;
 pub mod models;
 
@@ -13,12 +14,14 @@ use hyper::http::Response;
 
 use self::answer::Writer;
 use super::sampling;
+use crate::server::bodies::{Held, find};
 use crate::server::body::Body;
 use crate::server::collect::collect;
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::Fields;
+use crate::server::models::Lease;
 use crate::server::router::{Call, json as response};
-use crate::server::service::{Prepared, Service};
+use crate::server::service::Prepared;
 use crate::server::{App, sse};
 
 /// The route of an answer.
@@ -34,8 +37,8 @@ enum Shape {
 struct Asked {
     /// `None`: nothing is to be answered.
     prepared: Option<Prepared>,
-    /// The client wants the model to go when it is not used.
-    unloads: bool,
+    /// The time that the model is to stay after its last use; the inner `None` is for ever.
+    keep: Option<Option<Duration>>,
     is_stream: bool,
     /// The inner `None` is any silence.
     ping: Option<Option<Duration>>,
@@ -53,17 +56,22 @@ pub async fn generate(call: &mut Call) -> ApiResult<Response<Body>> {
 
 async fn respond(call: &mut Call, shape: Shape) -> ApiResult<Response<Body>> {
     let start = Instant::now();
-    let app = call.app.clone();
-    let (asked, service) = call
-        .with_body(move |body, service| {
+    let (app, body) = (call.app.clone(), call.receive().await?);
+    if let Some(answer) = unloaded(&app, &body, shape).await? {
+        return Ok(answer);
+    }
+    let (asked, service, load_time) = call
+        .with_received(body, move |body, service| {
+            let load_time = start.elapsed();
             let fields = Fields::of(body, "")?;
             let asked = ask(&fields, shape, service, &app)?;
-            Ok((asked, service.clone()))
+            Ok((asked, service.clone(), load_time))
         })
         .await?;
-    let mut writer = Writer::new(shape, start, &service);
+    let mut writer = Writer::new(shape, start, load_time, &service);
     let Some(prepared) = asked.prepared else {
-        return Ok(response(&writer.empty(if asked.unloads { "unload" } else { "load" })));
+        let unloads = asked.keep == Some(Some(Duration::ZERO));
+        return Ok(response(&writer.empty(if unloads { "unload" } else { "load" })));
     };
     let answer = service.submit(vec![prepared], &call.client)?;
     let ping = asked.ping.unwrap_or(call.app.options.ping);
@@ -78,13 +86,28 @@ async fn respond(call: &mut Call, shape: Shape) -> ApiResult<Response<Body>> {
     Ok(response(&writer.whole(&choice, finish)))
 }
 
-fn ask(fields: &Fields<'_>, shape: Shape, service: &Arc<Service>, app: &App) -> ApiResult<Asked> {
+/// The answer to a request that lets a model go which is not loaded, and needs it for nothing.
+async fn unloaded(app: &App, body: &Held, shape: Shape) -> ApiResult<Option<Response<Body>>> {
+    let Some(name) = input::unloads(&body.bytes, shape) else { return Ok(None) };
+    let models = app.open_models()?;
+    let id = find(models, name).await?;
+    let listing = models.listing(id).filter(|listing| listing.lease.is_none());
+    Ok(listing.map(|listing| {
+        let name = listing.names.first().map_or("", String::as_str);
+        response(&answer::empty(shape, name, "unload"))
+    }))
+}
+
+fn ask(fields: &Fields<'_>, shape: Shape, service: &Arc<Lease>, app: &App) -> ApiResult<Asked> {
     models::check(fields, service, app.options.strict_model)?;
     let request = input::request(fields, shape, service, app)?;
-    let unloads = input::unloads(fields)?;
+    let keep = input::keep_alive(fields)?;
     let is_stream = fields.boolean("stream")?.unwrap_or(true);
     let ping = sampling::ping(fields)?;
     app.note_unknown(fields);
     let prepared = request.map(|request| service.prepare(request)).transpose()?;
-    Ok(Asked { prepared, unloads, is_stream, ping })
+    if let Some(keep) = keep {
+        service.keep(keep);
+    }
+    Ok(Asked { prepared, keep, is_stream, ping })
 }

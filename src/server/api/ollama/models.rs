@@ -1,6 +1,6 @@
 //! The model as Ollama's clients look for it.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use hyper::http::{HeaderValue, Response, header};
 use serde_json::{Map, Value, json};
@@ -8,9 +8,13 @@ use serde_json::{Map, Value, json};
 use crate::chat::Clock;
 use crate::gguf::{Gguf, Value as Metadata};
 use crate::server::App;
+use crate::server::api::models::catalog;
+use crate::server::bodies::{in_background, parsed};
 use crate::server::body::{self, Body};
 use crate::server::errors::{ApiError, ApiResult, Kind};
 use crate::server::fields::Fields;
+use crate::server::model::Facts;
+use crate::server::models::{Listed, Listing};
 use crate::server::router::{Call, json as response};
 use crate::server::service::Service;
 use crate::server::status::settings;
@@ -38,45 +42,53 @@ pub fn version() -> Response<Body> {
 }
 
 /// `GET /api/tags`
-pub fn tags(app: &App) -> ApiResult<Response<Body>> {
-    Ok(response(&json!({ "models": list(&*app.loaded()?) })))
+pub async fn tags(app: &App) -> ApiResult<Response<Body>> {
+    Ok(response(&json!({ "models": list(&catalog(app).await?) })))
 }
 
-/// The model under each of its names.
-pub fn list(service: &Service) -> Vec<Value> {
-    let entry = |name: &String| {
-        json!({
+/// Each model under each of its names.
+pub fn list(models: &[Listing]) -> Vec<Value> {
+    let entry = |listing: &Listing, name: &String| {
+        let mut entry = json!({
             "name": name,
             "model": name,
-            "modified_at": modified(service),
-            "size": service.info.n_bytes,
-            "digest": service.info.digest,
-            "details": details(service),
-            "capabilities": capabilities(service),
-        })
+            "modified_at": modified(&listing.model),
+            "size": listing.model.n_bytes,
+        });
+        if let Some(facts) = &listing.facts {
+            entry["size"] = facts.n_bytes.into();
+            entry["digest"] = facts.digest.as_str().into();
+            entry["details"] = details(facts);
+            entry["capabilities"] = capabilities(facts).into();
+        }
+        entry
     };
-    service.info.names.iter().map(entry).collect()
+    let entries = |listing| move |name: &String| entry(listing, name);
+    models.iter().flat_map(|listing| listing.names.iter().map(entries(listing))).collect()
 }
 
-/// `GET /api/ps`: the model, once it is loaded.
+/// `GET /api/ps`: the models that are loaded.
 pub fn running_models(app: &App) -> ApiResult<Response<Body>> {
-    let models = app.loaded().map_or_else(|_| Vec::new(), |service| in_use(&service));
+    let all = app.models().map_or_else(|_| Vec::new(), |models| models.list());
+    let models: Vec<Value> = all.iter().flat_map(in_use).collect();
     Ok(response(&json!({ "models": models })))
 }
 
-fn in_use(service: &Service) -> Vec<Value> {
+fn in_use(listing: &Listing) -> Vec<Value> {
+    let Some(service) = &listing.lease else { return Vec::new() };
     let device = service.engine().plan().device.as_ref().map(|part| &part.plan);
     let on_devices = device.map_or(0, |plan| {
         (0..plan.devices.len()).map(|device| plan.planned_bytes(device)).sum::<u64>()
     });
+    let facts = &service.info.facts;
     let entry = |name: &String| {
         json!({
             "name": name,
             "model": name,
-            "size": service.info.n_bytes.max(on_devices),
-            "digest": service.info.digest,
-            "details": details(service),
-            "expires_at": NEVER,
+            "size": facts.n_bytes.max(on_devices),
+            "digest": facts.digest,
+            "details": details(facts),
+            "expires_at": listing.expires.map_or(NEVER.into(), time),
             "size_vram": on_devices,
             "context_length": service.info.n_ctx,
         })
@@ -84,48 +96,66 @@ fn in_use(service: &Service) -> Vec<Value> {
     service.info.names.iter().map(entry).collect()
 }
 
-/// `POST /api/show`
+/// `POST /api/show`. A model that is not loaded stays so.
 pub async fn show(call: &mut Call) -> ApiResult<Response<Body>> {
-    let app = call.app.clone();
-    let value = call.with_body(move |body, service| {
-        let fields = Fields::of(body, "")?;
+    let (app, body) = (call.app.clone(), call.receive().await?);
+    let value = in_background(move || {
+        let body = parsed(&body.bytes)?;
+        let fields = Fields::of(&body, "")?;
         let is_verbose = fields.flag("verbose")?;
         fields.ignore(UNUSED);
-        // Clients ask whether the model is there.
-        check(&fields, service, true)?;
+        let models = app.open_models()?;
+        let name = fields.string("model")?.or(fields.string("name")?);
+        let id = models.find(name)?;
+        let listing = models.listing(id).ok_or_else(|| models.unknown(name.unwrap_or_default()))?;
+        if let Some(service) = &listing.lease {
+            // Clients ask whether the model is there.
+            check(&fields, service, true)?;
+        }
         app.note_unknown(&fields);
-        Ok(shown(service, is_verbose))
+        shown(&listing, is_verbose)
     });
-    Ok(response(&value.await?))
+    Ok(response(&value.await??))
 }
 
-fn shown(service: &Service, is_verbose: bool) -> Value {
-    let defaults = settings(&service.defaults.sampling, None);
-    let names = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
-    let mut parameters = format!("num_ctx {}", service.info.n_ctx);
-    for name in names {
-        parameters.push_str(&format!("\n{name} {}", defaults[name]));
-    }
+fn shown(listing: &Listing, is_verbose: bool) -> ApiResult<Value> {
+    let opened;
+    let (gguf, facts) = match &listing.lease {
+        Some(service) => (service.engine().gguf(), &service.info.facts),
+        None => {
+            let gguf = Gguf::open(&listing.model.path).map_err(|e| ApiError::of_run(&e))?;
+            opened = (Facts::new(&gguf), gguf);
+            (&opened.1, &opened.0)
+        }
+    };
     let mut shown = json!({
-        "parameters": parameters,
-        "template": service.info.chat_template,
-        "details": details(service),
-        "model_info": model_info(service, is_verbose),
-        "capabilities": capabilities(service),
-        "modified_at": modified(service),
+        "parameters": listing.lease.as_ref().map_or_else(String::new, |model| parameters(model)),
+        "template": facts.chat_template,
+        "details": details(facts),
+        "model_info": model_info(gguf, facts, is_verbose),
+        "capabilities": capabilities(facts),
+        "modified_at": modified(&listing.model),
     });
     if is_verbose {
-        let tensors = service.engine().gguf().tensors().iter().map(
+        let tensors = gguf.tensors().iter().map(
             |tensor| json!({ "name": tensor.name, "type": tensor.ty.name(), "shape": tensor.dims }),
         );
         shown["tensors"] = tensors.collect();
     }
-    shown
+    Ok(shown)
+}
+
+fn parameters(service: &Service) -> String {
+    let defaults = settings(&service.defaults.sampling, None);
+    let names = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"];
+    // A sampler's numbers are f32, whose decimals are fewer.
+    let number = |name: &str| defaults[name].as_f64().unwrap_or_default() as f32;
+    let lines = names.iter().map(|name| format!("\n{name} {}", number(name)));
+    format!("num_ctx {}", service.info.n_ctx) + &lines.collect::<String>()
 }
 
 /// The file's metadata. Lists, which may have all of a vocabulary, are there on request.
-fn model_info(service: &Service, has_lists: bool) -> Map<String, Value> {
-    let gguf: &Gguf = service.engine().gguf();
+fn model_info(gguf: &Gguf, facts: &Facts, has_lists: bool) -> Map<String, Value> {
     let value = |value: Metadata<'_>| match value {
         Metadata::Array(_) if !has_lists => Value::Null,
         value => value.json(),
@@ -133,21 +163,20 @@ fn model_info(service: &Service, has_lists: bool) -> Map<String, Value> {
     let is_shown = |key: &str| !["general.name", "tokenizer.chat_template"].contains(&key);
     let keys = gguf.keys().filter(|(key, _)| is_shown(key));
     let mut info: Map<String, Value> = keys.map(|(key, v)| (key.to_owned(), value(v))).collect();
-    info.insert("general.parameter_count".into(), service.info.n_params.into());
+    info.insert("general.parameter_count".into(), facts.n_params.into());
     info
 }
 
-fn details(service: &Service) -> Value {
-    let info = &service.info;
+fn details(facts: &Facts) -> Value {
     json!({
         "parent_model": "",
         "format": "gguf",
-        "family": info.architecture,
-        "families": [info.architecture],
-        "parameter_size": parameter_size(info.n_params),
-        "quantization_level": info.weight_type,
-        "context_length": info.n_ctx_train,
-        "embedding_length": info.n_embd,
+        "family": facts.architecture,
+        "families": [facts.architecture],
+        "parameter_size": parameter_size(facts.n_params),
+        "quantization_level": facts.weight_type,
+        "context_length": facts.n_ctx_train,
+        "embedding_length": facts.n_embd,
     })
 }
 
@@ -161,13 +190,12 @@ fn parameter_size(n: u64) -> String {
     }
 }
 
-fn capabilities(service: &Service) -> Vec<&'static str> {
-    let thinks = service.templates.reasoning().is_some();
-    ["completion", "tools"].into_iter().chain(thinks.then_some("thinking")).collect()
+fn capabilities(facts: &Facts) -> Vec<&'static str> {
+    ["completion", "tools"].into_iter().chain(facts.thinks.then_some("thinking")).collect()
 }
 
-fn modified(service: &Service) -> String {
-    time(UNIX_EPOCH + Duration::from_secs(service.info.modified))
+fn modified(model: &Listed) -> String {
+    time(model.modified.unwrap_or(UNIX_EPOCH))
 }
 
 /// A time in UTC, to the microsecond.
@@ -194,6 +222,7 @@ pub fn check(fields: &Fields<'_>, service: &Service, is_strict: bool) -> ApiResu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn sizes_and_times_are_those_of_ollama() {

@@ -11,7 +11,7 @@ use crate::engine::FinishReason;
 use crate::server::api::custom::{InputReader, input};
 use crate::server::api::logprobs::entries;
 use crate::server::events::{Event, Finish, Piece, Token};
-use crate::server::service::Service;
+use crate::server::models::Lease;
 
 /// An event of the wire: its type, and its other fields.
 pub type WireEvent = (&'static str, Value);
@@ -29,7 +29,7 @@ pub struct ItemStyle {
 /// The items so far.
 pub struct Items {
     style: ItemStyle,
-    service: Arc<Service>,
+    service: Arc<Lease>,
     /// Ends the ids of items, so that they differ from those of other responses.
     suffix: String,
     done: Vec<Value>,
@@ -74,7 +74,7 @@ pub fn is_cut(finish: &Finish) -> bool {
 
 impl Items {
     /// `response_id` is the answer's.
-    pub fn new(style: ItemStyle, response_id: &str, service: &Arc<Service>) -> Items {
+    pub fn new(style: ItemStyle, response_id: &str, service: &Arc<Lease>) -> Items {
         let suffix = response_id.split_once('_').map_or(response_id, |(_, suffix)| suffix);
         Items {
             style,
