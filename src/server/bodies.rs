@@ -201,14 +201,16 @@ impl Call {
     ) -> ApiResult<T> {
         let models = self.app.open_models()?;
         let is_long = body.bytes.len() > SHORT;
+        let is_single = models.is_single();
+        let measured = move || {
+            let asked = if is_single { Ok(None) } else { asked(&body.bytes) };
+            (asked, if is_long { parsed_bytes(&body.bytes) } else { 0 }, body)
+        };
         let (asked, n_bytes, body) = match is_long {
-            true => in_background(|| (asked(&body.bytes), parsed_bytes(&body.bytes), body)).await?,
-            false => (asked(&body.bytes), 0, body),
+            true => in_background(measured).await?,
+            false => measured(),
         };
-        let id = match models.is_single() {
-            true => models.find(None)?,
-            false => find(models, asked?).await?,
-        };
+        let id = find(models, asked?).await?;
         let model = models.take(id).await?;
         let room = match is_long {
             true => Some(self.room_for_values(n_bytes, &models.bodies).await?),
@@ -324,10 +326,17 @@ struct Asked<'a> {
 
 /// The name of the model in a body. Its other members are read over.
 fn asked(body: &[u8]) -> ApiResult<Option<String>> {
-    if let Ok(Asked { model, name }) = serde_json::from_slice(body) {
-        return Ok(model.or(name).map(Cow::into_owned));
+    match serde_json::from_slice(body.strip_prefix(super::body::MARK).unwrap_or(body)) {
+        Ok(Asked { model, name }) => return Ok(model.or(name).map(Cow::into_owned)),
+        // There is no memory yet for the values of a long one.
+        Err(why) if body.len() > SHORT && why.is_data() => {
+            let message = format!("model: expected a string: {why}");
+            return Err(ApiError::invalid("model", message));
+        }
+        Err(why) if body.len() > SHORT => return Err(no_json(&why)),
+        // No JSON, or a name that is none, or one that is there twice.
+        Err(_) => {}
     }
-    // No JSON, or a name that is none, or one that is there twice.
     let value = parsed(body)?;
     let given = ["model", "name"].iter().map(|name| &value[*name]).find(|name| !name.is_null());
     match given {
@@ -339,10 +348,12 @@ fn asked(body: &[u8]) -> ApiResult<Option<String>> {
 
 /// The JSON of a body.
 pub fn parsed(body: &[u8]) -> ApiResult<Value> {
-    super::body::json(body).map_err(|e| {
-        let message = format!("the request's body is no JSON: {e}");
-        ApiError::new(Kind::Invalid, "invalid_json", message)
-    })
+    super::body::json(body).map_err(|why| no_json(&why))
+}
+
+fn no_json(why: &serde_json::Error) -> ApiError {
+    let message = format!("the request's body is no JSON: {why}");
+    ApiError::new(Kind::Invalid, "invalid_json", message)
 }
 
 /// The model of this name. Where it is not known, folders are read.
@@ -440,6 +451,22 @@ mod tests {
         assert!(parsed_bytes(objects.as_bytes()) > 1000 * 500);
         assert!(parsed_bytes(b"\"\\") < 100);
         assert!(parsed_bytes("[".repeat(1 << 20).as_bytes()) < 4 << 20);
+    }
+
+    #[test]
+    fn the_model_is_found_without_the_rest() {
+        let of = |body: &str| asked(body.as_bytes()).map_err(|why| why.code);
+        let name = |name: &str| Ok(Some(name.to_owned()));
+        assert_eq!(of(r#"{"messages": [{"model": "no"}], "model": "a\u0062"}"#), name("ab"));
+        assert_eq!(of("\u{feff}{\"name\": \"old\", \"x\": \"\\ud83d\"}"), name("old"));
+        assert_eq!(of(r#"{"name": "old", "model": "new"}"#), name("new"));
+        assert_eq!(of(r#"{"model": "first", "model": "last"}"#), name("last"));
+        assert_eq!((of("{}"), of(r#"{"model": null}"#), of("[1]")), (Ok(None), Ok(None), Ok(None)));
+        assert_eq!((of(r#"{"model": 5}"#), of("{")), (Err("invalid_value"), Err("invalid_json")));
+        let long = |rest: &str| format!(r#"{{"prompt": "{}", {rest}"#, "x".repeat(SHORT));
+        assert_eq!(of(&long(r#""model": "m"}"#)), name("m"));
+        assert_eq!(of(&long(r#""model": []}"#)), Err("invalid_value"));
+        assert_eq!(of(&long(r#""model""#)), Err("invalid_json"));
     }
 
     #[test]

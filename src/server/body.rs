@@ -15,10 +15,13 @@ pub fn whole(text: impl Into<Bytes>) -> Body {
     Full::new(text.into()).boxed_unsync()
 }
 
+/// The byte order mark that some clients put in front.
+pub const MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// The JSON of a request's body. As the most lenient clients' own parsers do, it takes a byte order
 /// mark, and halves of surrogate pairs, which become replacement characters.
 pub fn json(bytes: &[u8]) -> serde_json::Result<Value> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let bytes = bytes.strip_prefix(MARK).unwrap_or(bytes);
     serde_json::from_slice(bytes).or_else(|why| match mended(bytes) {
         Some(bytes) => serde_json::from_slice(&bytes),
         None => Err(why),

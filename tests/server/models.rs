@@ -387,9 +387,7 @@ fn models_are_pulled_served_and_deleted() {
     // Without the flag nothing is fetched and nothing is removed.
     let other = start(&[]);
     let delete = |server: &Server, name: &str| {
-        let body = json!({ "model": name }).to_string();
-        let head = format!("Content-Length: {}\r\n", body.len());
-        server.send(format!("{}{body}", server.head("DELETE", "/api/delete", &head)))
+        server.send_body("DELETE", "/api/delete", &json!({ "model": name }).to_string())
     };
     assert_eq!(other.post("/api/pull", &wanted).status, 501);
     assert_eq!(delete(&other, "user/model:F32").status, 501);

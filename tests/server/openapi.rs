@@ -123,7 +123,10 @@ fn the_document_is_whole() {
         // What comes is told, with the members that are told.
         let body = body_of(&document, &operation).map(|schema| &schema["examples"][0]);
         let answer = match body {
-            Some(body) => server.post(&concrete(&path), &without_stream(&path, body)),
+            Some(body) => {
+                let body = without_stream(&path, body).to_string();
+                server.send_body(&method, &concrete(&path), &body)
+            }
             None => ask(&server, &method, &concrete(&path)),
         };
         let response = &responses.get(&answer.status.to_string());
@@ -204,7 +207,7 @@ fn fields_have_the_types_that_the_document_says() {
         for (name, told, value) in cases {
             let mut body = example.clone();
             body[&name] = value.clone();
-            let answer = server.post(&concrete(&path), &body);
+            let answer = server.send_body(&method, &concrete(&path), &body.to_string());
             assert_eq!(answer.status, 400, "{path} {told} {value}: {answer:?}");
             assert!(answer.body.contains(&told), "{path} {told} {value}: {answer:?}");
         }
@@ -268,7 +271,7 @@ fn routes_read_the_fields_of_the_document_and_no_others() {
     let document = document(&server);
     let literals = literals();
     let mut n_checked = 0;
-    for (path, _, operation) in operations(&document) {
+    for (path, method, operation) in operations(&document) {
         let schema = body_of(&document, &operation).filter(|schema| schema["type"] != "array");
         let Some(schema) = schema else { continue };
         // Routes that count tokens take a request's other fields, too.
@@ -288,8 +291,11 @@ fn routes_read_the_fields_of_the_document_and_no_others() {
         }
         for (body, told) in bodies {
             // The slot to save has the text of an earlier request.
-            let answer = server.post(&concrete(&path), &body);
-            assert_eq!(answer.status, 200, "{path}: {answer:?}");
+            let answer = server.send_body(&method, &concrete(&path), &body.to_string());
+            // This server has one model, which stays.
+            let is_of_several = ["/models/unload", "/api/pull", "/api/delete"].contains(&&*path);
+            let expected = if is_of_several { 501 } else { 200 };
+            assert_eq!(answer.status, expected, "{path}: {answer:?}");
             let unknown = unknown(&log);
             let candidates = &literals | &told;
             let read: BTreeSet<String> = candidates.difference(&unknown).cloned().collect();

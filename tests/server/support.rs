@@ -173,8 +173,12 @@ impl Server {
     }
 
     pub fn post_text(&self, path: &str, body: &str) -> Answer {
+        self.send_body("POST", path, body)
+    }
+
+    pub fn send_body(&self, method: &str, path: &str, body: &str) -> Answer {
         let head = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
-        self.send(&format!("{}{body}", self.head("POST", path, &head)))
+        self.send(&format!("{}{body}", self.head(method, path, &head)))
     }
 
     /// A request's head; the connection ends with it.
