@@ -447,12 +447,5 @@ mod tests {
         assert_eq!(read(json!({ "think": true })), Some(Some(Think::On)));
         assert_eq!(read(json!({ "think": "max" })), Some(Some(Think::High)));
         assert_eq!(read(json!({ "think": 1 })), None);
-        let read = |value: Value| {
-            let body = json!({ "keep_alive": value });
-            unloads(&Fields::of(&body, "").unwrap()).ok()
-        };
-        assert_eq!([json!(0), json!("0s")].map(read), [Some(true); 2]);
-        assert_eq!([json!("5m"), json!(-1), json!(null)].map(read), [Some(false); 3]);
-        assert_eq!(read(json!([])), None);
     }
 }
