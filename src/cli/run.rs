@@ -117,7 +117,7 @@ pub struct TextArgs {
     #[arg(long, overrides_with = "no_display_prompt")]
     display_prompt: bool,
     /// Print the tokens of each prompt to stderr
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     verbose_prompt: bool,
 }
 

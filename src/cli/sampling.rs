@@ -233,13 +233,14 @@ pub struct LimitArgs {
     reverse_prompt: Vec<String>,
     /// Go on when the context is full: the older half of the text leaves it
     #[arg(long, overrides_with = "no_context_shift", env = "MOEBA_CONTEXT_SHIFT")]
-    #[arg(value_parser = values::boolean)]
+    #[arg(value_parser = values::boolean, hide_short_help = true)]
     context_shift: bool,
     /// End the text there; the default
-    #[arg(long, overrides_with = "context_shift")]
+    #[arg(long, overrides_with = "context_shift", hide_short_help = true)]
     no_context_shift: bool,
     /// Tokens of the prompt that stay then; -1 for all
     #[arg(long, value_name = "N", default_value = "0", value_parser = n_keep)]
+    #[arg(hide_short_help = true)]
     keep: i64,
 }
 

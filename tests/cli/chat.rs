@@ -132,7 +132,7 @@ fn a_full_chat_goes_on() {
         let before = terminal.seen.lock().unwrap().len();
         let seen = terminal.type_and_see(&format!("{message}\r"), "tokens/s");
         assert!(!seen.contains("oldest"), "{seen}");
-        terminal.see(before + seen.len(), "> ");
+        terminal.see(before + seen.find("tokens/s").unwrap(), "> ");
     }
     let seen = terminal.type_and_see(&format!("{message}\r"), "tokens/s");
     assert!(seen.contains("(the context of 160 tokens is full: the "), "{seen}");
