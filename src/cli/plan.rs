@@ -201,13 +201,13 @@ least budget             21.6 MiB  smallest --ram";
         let rates = Rates { products: 3.6 * gib / 1.024, disk: Some(0.8 * gib / 1.024) };
         let text = text(&plan(Place::Streamed { budget: 1300 * MIB }), Some(&rates));
         let expected = "\
-decode here             4.7–9.0 t/s  products take weights at 3.77 GB/s, the disk reads 0.84 GB/s, \
+decode here           4.7–9.0 t/s  products take weights at 3.77 GB/s, the disk reads 0.84 GB/s, \
 just measured
-                            9.0 t/s  with 1.27 GiB more memory, for all experts";
+                          9.0 t/s  with 1.27 GiB more memory, for all experts";
         assert!(text.ends_with(expected), "{text}");
         let in_place = self::text(&plan(Place::InPlace), Some(&Rates { disk: None, ..rates }));
         let last = in_place.lines().last().unwrap();
-        assert!(last.starts_with("decode here                 9.0 t/s  products"), "{last}");
+        assert!(last.starts_with("decode here               9.0 t/s  products"), "{last}");
     }
 
     #[test]

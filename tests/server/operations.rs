@@ -117,6 +117,7 @@ fn the_lines_for_nginx_serve_the_page_and_streams() {
 #[test]
 fn the_lines_for_prometheus_are_right() {
     let server = start(&["-c", "128"]);
+    server.get("/health");
     let metrics = server.get("/metrics").body;
     for name in ["moeba_queue_length ", "moeba_requests_total{"] {
         assert!(metrics.lines().any(|line| line.starts_with(name)), "{name}");

@@ -385,6 +385,7 @@ mod tests {
         "grammar_file",
         "json_schema_file",
         "slot_save_path",
+        "models_dir",
     ];
 
     fn arguments(command: &Command, path: &str, out: &mut Vec<(String, Arg)>) {
