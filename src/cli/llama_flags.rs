@@ -455,8 +455,8 @@ mod tests {
          --temp 0.5 --temperature 0.5 --top-k 4 --top-p 0.5 --min-p 0.1 --repeat-last-n 4 \
          --repeat-penalty 1.1 --presence-penalty 0.1 --frequency-penalty 0.1",
         "moeba run -hf a/b -hff x --hf-file x -hft x --hf-token x --chat-template x \
-         --chat-template-file x --override-kv a=int:1 --offline --log-file x --log-timestamps -v --verbose \
-         --log-verbose -sysf x --system-prompt-file x",
+         --chat-template-file x --override-kv a=int:1 --offline --log-file x --log-timestamps -v \
+         --verbose --log-verbose -sysf x --system-prompt-file x",
         "moeba run m -p x --chat-template-kwargs {\"a\":1} --reasoning-format none -rea on \
          --reasoning off --think low --reasoning-effort high --reasoning-budget 5 \
          --reasoning-budget-message -x --reasoning-preserve --no-reasoning-preserve",
