@@ -165,7 +165,7 @@ impl Metrics {
             ("tokens_predicted_total", c, "Tokens of answers that have ended.", predicted),
             ("tokens_predicted_seconds_total", c, "Time of steps of decode.", seconds(decode)),
             ("n_decode_total", c, "Steps of decode.", counts.n_steps as f64),
-            ("n_tokens_max", c, "Tokens of the longest text so far.", longest),
+            ("n_tokens_max", g, "Tokens of the longest text so far.", longest),
             ("n_busy_slots_per_decode", g, "Texts in a step of decode.", busy),
             ("prompt_tokens_seconds", g, "Prompt tokens a second.", rate(counts.n_prompt, prompt)),
             ("predicted_tokens_seconds", g, "Tokens a second.", rate(counts.n_decode, decode)),

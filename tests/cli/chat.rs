@@ -125,7 +125,7 @@ fn a_chat_keeps_its_history_in_the_cache() {
 #[test]
 fn a_full_chat_goes_on() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-n", "5", "-c", "160"]);
+    let mut terminal = Terminal::open(&model, &["-n", "5", "-c", "200"]);
     terminal.see(0, "> ");
     let message = "y".repeat(40);
     for _ in 0..2 {
@@ -135,7 +135,7 @@ fn a_full_chat_goes_on() {
         terminal.see(before + seen.find("tokens/s").unwrap(), "> ");
     }
     let seen = terminal.type_and_see(&format!("{message}\r"), "tokens/s");
-    assert!(seen.contains("(the context of 160 tokens is full: the "), "{seen}");
+    assert!(seen.contains("(the context of 200 tokens is full: the "), "{seen}");
     terminal.type_and_see("/exit\r", "");
     assert_eq!(terminal.code(), Some(0));
 }

@@ -137,7 +137,10 @@ fn the_lines_for_prometheus_are_right() {
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
     };
     run(&["check", "config", "prometheus.yml"], Stdio::null());
-    std::fs::write(file("metrics"), metrics).unwrap();
+    // llama-server's names have colons, which are for the names of rules.
+    let own = metrics.lines().filter(|line| !line.contains("llamacpp:"));
+    let own: String = own.map(|line| format!("{line}\n")).collect();
+    std::fs::write(file("metrics"), own).unwrap();
     let input = std::fs::File::open(file("metrics")).unwrap();
     run(&["check", "metrics"], input.into());
 }
