@@ -453,7 +453,7 @@ mod tests {
     fn the_oldest_idle_model_makes_room() {
         let needs = [4, 4, 4];
         let mut roster = Roster::new(limits(9, 10, None));
-        needs.iter().for_each(|_| drop(roster.add()));
+        needs.iter().for_each(|_| _ = roster.add());
         for (id, now) in [(0, 1), (1, 2), (0, 3)] {
             assert_eq!(ask(&mut roster, id, &needs, seconds(now)), Some(id as u32));
             roster.give(id, Some(seconds(now)));
@@ -467,7 +467,7 @@ mod tests {
     fn a_busy_model_leaves_once_it_is_idle_and_takes_no_more_requests() {
         let needs = [6, 6];
         let mut roster = Roster::new(limits(9, 10, None));
-        needs.iter().for_each(|_| drop(roster.add()));
+        needs.iter().for_each(|_| _ = roster.add());
         assert!(ask(&mut roster, 0, &needs, seconds(1)).is_some());
         assert!(roster.begin_wait(1));
         settle(&mut roster, &needs, seconds(2));
@@ -489,7 +489,7 @@ mod tests {
     fn a_model_stays_if_no_one_waits_for_its_memory_any_more() {
         let needs = [6, 6];
         let mut roster = Roster::new(limits(9, 10, None));
-        needs.iter().for_each(|_| drop(roster.add()));
+        needs.iter().for_each(|_| _ = roster.add());
         assert!(ask(&mut roster, 0, &needs, seconds(1)).is_some());
         assert!(roster.begin_wait(1));
         settle(&mut roster, &needs, seconds(2));
@@ -502,7 +502,7 @@ mod tests {
     fn idle_models_leave_by_age() {
         let needs = [1, 1];
         let mut roster = Roster::new(limits(9, 10, Some(60)));
-        needs.iter().for_each(|_| drop(roster.add()));
+        needs.iter().for_each(|_| _ = roster.add());
         assert!(ask(&mut roster, 0, &needs, seconds(0)).is_some());
         assert!(ask(&mut roster, 1, &needs, seconds(0)).is_some());
         roster.keep(1, None);
@@ -520,7 +520,7 @@ mod tests {
     fn what_fits_beside_none_comes_alone_and_a_device_has_one_model() {
         let needs = [99, 1];
         let mut roster = Roster::new(limits(9, 10, None));
-        needs.iter().for_each(|_| drop(roster.add()));
+        needs.iter().for_each(|_| _ = roster.add());
         for id in [1, 0, 1] {
             assert!(ask(&mut roster, id, &needs, seconds(1)).is_some());
             roster.give(id, Some(seconds(1)));
