@@ -1,12 +1,12 @@
 //! `moeba completions SHELL` and `moeba man [COMMAND]`: generated from the flags themselves.
 
-use super::{help, out, reasoning};
+use super::{help, new_file, out, reasoning};
 use crate::policy::PolicySpec;
 use crate::trace::{Device, Geometry};
 use crate::{Error, Result};
 use clap::builder::{PossibleValuesParser, ValueHint};
 use clap::{Arg, Command};
-use clap_complete::Shell;
+use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
 use std::fmt::Write;
 use std::fs;
@@ -17,22 +17,25 @@ pub struct CompletionsArgs {
     /// The shell to write the script for
     shell: Shell,
     /// Write the script into this folder, under the name that the shell looks for
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
+    #[arg(long = "dir", value_name = "DIR")]
+    script_dir: Option<PathBuf>,
 }
 
 pub fn completions(args: CompletionsArgs, command: Command) -> Result<()> {
     let mut command = with_values(command);
-    if let Some(dir) = &args.dir {
-        fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
-        let path = clap_complete::generate_to(args.shell, &mut command, "moeba", dir)
-            .map_err(|e| Error::io(dir, e))?;
-        out::note(&format!("wrote {}", path.display()));
-        return Ok(());
-    }
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "moeba", &mut script);
-    out::write(&script)
+    let Some(dir) = &args.script_dir else { return out::write(&script) };
+    fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+    let path = dir.join(args.shell.file_name("moeba"));
+    let there = fs::read_to_string(&path).unwrap_or_default();
+    if !there.is_empty() && !there.contains("moeba") {
+        let got = "a file of something else, which stays";
+        return Err(Error::format(&path, "file", "a completion script of moeba", got));
+    }
+    new_file::write_text(&path, &String::from_utf8_lossy(&script))?;
+    out::note(&format!("wrote {}", path.display()));
+    Ok(())
 }
 
 /// Values that shells offer for flags that take others, too. They stand here because a parser that
@@ -57,6 +60,7 @@ const PATHS: &[(&str, ValueHint)] = &[
     ("folder", ValueHint::DirPath),
     ("model", ValueHint::FilePath),
     ("profile", ValueHint::FilePath),
+    ("script_dir", ValueHint::DirPath),
 ];
 
 fn with_values(command: Command) -> Command {

@@ -130,7 +130,7 @@ mod tests {
         for (text, expected) in [
             ("in this case words", "in this \ncase words"),
             ("a\nsecond line of text", "a\nsecond line\nof text"),
-            ("1234567890 12", "1234567890\n12"),
+            ("1234567890 12", "1234567890 \n12"),
             ("123456789012345", "12345678901\n2345"),
             ("ab 文文文文文", "ab 文文文文\n文"),
             ("", ""),

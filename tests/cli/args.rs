@@ -264,6 +264,20 @@ fn manual_pages_can_be_installed() {
 }
 
 #[test]
+fn a_script_goes_into_a_folder_and_replaces_its_like_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, dir) = (folder.path().join("moeba.bash"), folder.path().to_str().unwrap());
+    for _ in 0..2 {
+        assert!(moeba(&["completions", "bash", "--dir", dir]).status.success());
+        assert_eq!(std::fs::read(&file).unwrap(), moeba(&["completions", "bash"]).stdout);
+    }
+    std::fs::write(&file, "another program's").unwrap();
+    let out = moeba(&["completions", "bash", "--dir", dir]);
+    let said = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && said.contains("which stays"), "{said}");
+}
+
+#[test]
 fn shells_know_the_values_of_flags() {
     let bash = moeba(&["completions", "bash"]);
     let bash = text(&bash.stdout);

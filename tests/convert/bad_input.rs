@@ -491,7 +491,7 @@ fn synth_takes_only_what_it_knows() {
     };
     for (options, word) in [
         (options("gpt", "q4_k", None), "qwen3-30b-a3b"),
-        (options("mixtral-8x7b", "iq1_s", None), "q4_k"),
+        (options("mixtral-8x7b", "iq9_s", None), "q4_k"),
         (options("mixtral-8x7b", "q4_k", Some(0)), "1 to 32"),
         (options("mixtral-8x7b", "q4_k", Some(33)), "1 to 32"),
     ] {

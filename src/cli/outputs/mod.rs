@@ -386,6 +386,8 @@ mod tests {
         "json_schema_file",
         "slot_save_path",
         "models_dir",
+        // Of completions, which looks itself at what is there.
+        "script_dir",
     ];
 
     fn arguments(command: &Command, path: &str, out: &mut Vec<(String, Arg)>) {
