@@ -97,6 +97,8 @@ fn other_kinds_of_files() {
         (b"{\"error\": \"not found\"}", "a JSON document"),
         (b"\x7fELF\x02\x01", "starts with the bytes [7f, 45, 4c, 46]"),
         (b"\n", "starts with the bytes [0a]"),
+        (b"Dear reader, this is no model", "a text that starts with \"Dear reader, thi\""),
+        (b"FROM ./model.gguf\n", "a Modelfile"),
     ];
     for (bytes, got) in cases {
         refused(parse(bytes), "model.gguf", "file", "a GGUF file", got);

@@ -55,10 +55,12 @@ fn describe(bytes: &[u8]) -> String {
         "a Modelfile: run the file or the name behind FROM".into()
     } else {
         let shown = &bytes[..bytes.len().min(16)];
-        match shown.iter().all(|b| b.is_ascii_graphic() || b.is_ascii_whitespace()) {
+        let is_text = |b: &u8| b.is_ascii_graphic() || b.is_ascii_whitespace();
+        match shown.len() >= 4 && shown.iter().all(is_text) {
             true => format!("a text that starts with {:?}", String::from_utf8_lossy(shown)),
             false => {
-                format!("a file that starts with the bytes {:02x?}", &shown[..shown.len().min(4)])
+                let first = &shown[..shown.len().min(4)];
+                format!("a file that starts with the bytes {first:02x?}")
             }
         }
     }
