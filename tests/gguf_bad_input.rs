@@ -84,7 +84,7 @@ fn bad(raw: Raw, field: &str, expected: &str, got: &str) {
 #[test]
 fn other_kinds_of_files() {
     let safetensors = [&40u64.to_le_bytes()[..], b"{\"x\":{\"dtype\":\"F32\"}}"].concat();
-    let cases: [(&[u8], &str); 12] = [
+    let cases: [(&[u8], &str); 14] = [
         (b"", "an empty file"),
         (b"GG", "the end of the file after 2 bytes"),
         (b"<!DOCTYPE html><html>", "an HTML or XML page"),
