@@ -547,6 +547,25 @@ fn memory_ends_and_faults_come_when_told() {
 }
 
 #[test]
+fn nothing_waits_for_a_device_that_is_lost() {
+    let faults = Faults { lost_at_op: Some(2), ..Faults::default() };
+    let gpus = Emulated::devices(&Config { devices: 2, faults, ..Config::default() });
+    let [stream, of_lost] = [0, 1].map(|i| Stream::new(&gpus[i]).unwrap());
+    let x = upload(&stream, &[7u8; 4]);
+    let y = DeviceBuffer::new(&gpus[1], 4).unwrap();
+    let pinned = Pinned::new(&gpus[0], 4, PinnedKind::Cached).unwrap();
+    // SAFETY: the bytes are not written before the device that reads them is lost.
+    unsafe { of_lost.upload(y.all(), pinned.bytes(0..4)).unwrap() };
+    of_lost.fill(y.all(), 0).unwrap();
+    assert_eq!(sentence(of_lost.synchronize()), "emulated GPU 1 was lost");
+    // SAFETY: nothing else uses the bytes before the wait.
+    unsafe { stream.download(pinned.as_ptr(), x.all()).unwrap() };
+    stream.synchronize().unwrap();
+    // SAFETY: nothing is queued that writes them.
+    assert_eq!(unsafe { pinned.bytes(0..4) }, [7; 4]);
+}
+
+#[test]
 fn what_was_never_written_is_not_copied_down() {
     let gpu = device(0);
     let stream = Stream::new(&gpu).unwrap();

@@ -120,6 +120,13 @@ pub enum Recorded {
 /// The chain of the host's own accesses.
 const HOST: usize = 0;
 
+struct Chain {
+    /// `None` for the host.
+    device: Option<usize>,
+    /// Operations so far.
+    n_queued: u64,
+}
+
 pub struct Machine {
     pub config: Config,
     pub memory: Memory,
@@ -130,8 +137,7 @@ pub struct Machine {
     pub graphs: HashMap<u64, Plan>,
     pub captures: HashMap<u64, Capture>,
     next_id: u64,
-    /// Operations queued so far, by chain.
-    ticks: Vec<u64>,
+    chains: Vec<Chain>,
     /// The operations that the host has waited for.
     host: Clock,
     random: u64,
@@ -156,7 +162,7 @@ impl Machine {
             graphs: HashMap::new(),
             captures: HashMap::new(),
             next_id: 0,
-            ticks: vec![0],
+            chains: vec![Chain { device: None, n_queued: 0 }],
             host: Clock::default(),
             random: config.seed,
             n_allocs: 0,
@@ -175,9 +181,9 @@ impl Machine {
         self.next_id
     }
 
-    pub fn new_chain(&mut self) -> usize {
-        self.ticks.push(0);
-        self.ticks.len() - 1
+    pub fn new_chain(&mut self, device: usize) -> usize {
+        self.chains.push(Chain { device: Some(device), n_queued: 0 });
+        self.chains.len() - 1
     }
 
     /// A number below `n` (SplitMix64).
@@ -201,10 +207,16 @@ impl Machine {
                 release(&op.work, &Err(why.clone()));
             }
         }
+        // It touches no memory from now on, so nothing has to wait until it is done.
+        for (number, chain) in self.chains.iter().enumerate() {
+            if chain.device == Some(device) {
+                self.host.set(number, chain.n_queued);
+            }
+        }
     }
 
     pub fn add_stream(&mut self, device: usize) -> usize {
-        let (chain, clock) = (self.new_chain(), self.host.clone());
+        let (chain, clock) = (self.new_chain(device), self.host.clone());
         let (queue, reads) = (VecDeque::new(), Arc::default());
         self.streams.push(StreamState { device, chain, queue, clock, capture: None, reads });
         self.streams.len() - 1
@@ -218,8 +230,8 @@ impl Machine {
     }
 
     fn stamp(&mut self, chain: usize, mut after: Clock) -> Stamp {
-        self.ticks[chain] += 1;
-        let tick = self.ticks[chain];
+        self.chains[chain].n_queued += 1;
+        let tick = self.chains[chain].n_queued;
         after.set(chain, tick);
         Stamp { chain, tick, after }
     }

@@ -426,7 +426,7 @@ impl Gpu for Emulated {
         }
         self.make(&mut machine, "a graph")?;
         let streams = capture.streams();
-        let chains = streams.into_iter().map(|s| (s, machine.new_chain())).collect();
+        let chains = streams.into_iter().map(|s| (s, machine.new_chain(self.device()))).collect();
         let (graph, n_nodes) = (machine.new_id(), capture.nodes.len());
         machine.graphs.insert(graph, Plan { nodes: capture.nodes, chains, last: None });
         Ok((GraphId(graph), n_nodes))
