@@ -75,7 +75,7 @@ impl FromStr for TypeRule {
 /// The type of a name, in either case, if weights can be quantised to it.
 pub fn block_type(name: &str) -> std::result::Result<TensorType, String> {
     let found = TensorType::from_name(name.trim()).filter(|ty| quant::is_supported(*ty));
-    found.ok_or_else(|| format!("{name:?} is no type of weights"))
+    found.ok_or_else(|| format!("{name:?} is not a type of weights"))
 }
 
 impl TypeRules {

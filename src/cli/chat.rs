@@ -4,7 +4,7 @@ mod echo;
 mod reader;
 
 use super::commands;
-use super::conversation::Conversation;
+use super::conversation::{Conversation, Prompt};
 use super::figures::counted;
 use super::prompt::read_prompt;
 use super::run::{NO_CONTENT, Run, context_full, was_interrupted};
@@ -79,12 +79,12 @@ impl Chat {
 
     /// Whether an answer came.
     fn try_answer(&mut self) -> Result<bool> {
-        self.make_room()?;
+        let prompt = self.prompt()?;
         let mut sampling = self.run.sampling.clone();
         // Each answer has a seed of its own, and the first seed determines the whole chat.
         sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(self.n_answers));
         let silence = Silence::begin();
-        let (outcome, answer) = self.run.reply(&self.conversation, sampling)?;
+        let (outcome, answer) = self.run.reply(prompt, sampling)?;
         drop(silence);
         self.n_answers += 1;
         if was_interrupted(&outcome) {
@@ -106,18 +106,17 @@ impl Chat {
         Ok(came)
     }
 
-    /// Lets the oldest messages leave a chat that has filled three quarters of the context, until
-    /// it fills a half of it.
-    fn make_room(&mut self) -> Result<()> {
+    /// The prompt for the next answer. The oldest messages leave a chat that has filled three
+    /// quarters of the context, until it fills a half of it.
+    fn prompt(&mut self) -> Result<Prompt> {
         let engine = self.run.generator.engine();
         let (n_ctx, tokenizer) = (engine.n_ctx(), engine.tokenizer());
         let n_before = self.conversation.n_messages();
+        let mut prompt = self.conversation.prompt(tokenizer)?;
         let mut most = n_ctx - n_ctx / 4;
-        while self.conversation.prompt(tokenizer)?.tokens.len() > most {
+        while prompt.tokens.len() > most && self.conversation.forget_oldest() {
+            prompt = self.conversation.prompt(tokenizer)?;
             most = n_ctx / 2;
-            if !self.conversation.forget_oldest() {
-                break;
-            }
         }
         match n_before - self.conversation.n_messages() {
             0 => {}
@@ -125,7 +124,7 @@ impl Chat {
                 "(the context of {n_ctx} tokens is full: the {n} oldest messages have left it)"
             )),
         }
-        Ok(())
+        Ok(prompt)
     }
 
     fn command(&mut self, name: &str, rest: &str) -> Result<()> {

@@ -29,6 +29,8 @@ pub struct Conversation {
 /// The prompt for the next answer.
 pub struct Prompt {
     pub tokens: Vec<u32>,
+    /// The markers of the model's reasoning, if it has any.
+    pub format: Option<&'static Format>,
     /// For the answer's text.
     pub scanner: Scanner,
     /// The end of the reasoning, if there may be any.
@@ -153,7 +155,7 @@ impl Conversation {
         let scanner = Scanner::new(self.format, &text);
         // The user's own texts: control tokens written out in them are meant.
         let tokens = chat::encode_chat(tokenizer, &text.into());
-        Ok(Prompt { tokens, scanner, answer_start })
+        Ok(Prompt { tokens, format: self.format, scanner, answer_start })
     }
 
     fn text(&self) -> Result<String> {

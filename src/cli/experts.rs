@@ -6,7 +6,7 @@ use super::{out, plan, serve, stdin};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions, ExpertsWork};
 use crate::experts::disk::IoKind;
-use crate::server::{Address, Server, ServerOptions, systemd};
+use crate::server::{Address, Server, ServerOptions};
 use crate::units::size;
 use crate::{Result, interrupt};
 use std::path::PathBuf;
@@ -98,10 +98,7 @@ pub fn run(args: Args) -> Result<()> {
     server.open_experts(work);
     let (url, room) = (server.url(), size(in_memory.unwrap_or(all).min(all)));
     out::note(&format!("peer: {url} computes experts, {room} of {} in memory", size(all)));
-    if let Some(path) = &args.listen.ready_file {
-        serve::write_ready(path, url)?;
-    }
-    systemd::tell(&format!("READY=1\nSTATUS=serving at {url}"));
+    serve::tell_ready(args.listen.ready_file.as_deref(), url)?;
     let ListenArgs { api_key, api_key_file, .. } = &args.listen;
     let new_keys = || serve::keys(api_key, api_key_file.as_deref());
     server.wait(api_key_file.as_ref().map(|_| &new_keys as _));

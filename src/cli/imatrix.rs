@@ -1,11 +1,10 @@
 //! `moeba imatrix`: how much each input column of a model's matrices matters, as llama-imatrix
 //! measures it: sums of squares of the activations that a text brings about.
 
-use super::args::{self, BatchArgs, ThreadsArg};
+use super::args::{BatchArgs, ThreadsArg};
 use super::model::ModelArg;
 use super::out;
-use super::perplexity::chunks;
-use super::perplexity::windows::{self, Score, Windows, nll};
+use super::perplexity::windows::{self, Score, WindowArgs, Windows, nll};
 use super::prompt::read_text;
 use super::report;
 use crate::convert::{self, ImatrixFacts};
@@ -35,13 +34,8 @@ pub struct Args {
     /// Leave out the perplexity of the text
     #[arg(long)]
     no_ppl: bool,
-    /// Tokens per window; 0 uses the model's context
-    #[arg(short, long, value_name = "N", default_value = "512")]
-    #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
-    ctx_size: usize,
-    /// Compute this many windows only; -1 is all
-    #[arg(long, value_name = "N", default_value = "-1", value_parser = chunks)]
-    chunks: i64,
+    #[command(flatten)]
+    windows: WindowArgs,
     #[command(flatten)]
     threads: ThreadsArg,
     #[command(flatten)]
@@ -50,13 +44,13 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let text = read_text(&args.file)?;
-    let mut options = args.batch.options(args.ctx_size, args.threads.count());
+    let mut options = args.batch.options(args.windows.ctx_size, args.threads.count());
     options.sums_inputs = true;
     if options.device == DeviceChoice::default() {
         options.device = DeviceChoice::Cpu;
     }
     let engine = args.model.resolve()?.load(&options)?;
-    let tokens = windows::tokens(&engine, &args.file, &text, args.chunks)?;
+    let tokens = windows::tokens(&engine, &args.file, &text, args.windows.chunks)?;
     let (n_ctx, mut score) = (engine.n_ctx(), Score::default());
     let mut windows = Windows::new(&engine, &args.batch)?;
     windows.whole = true;
@@ -69,14 +63,12 @@ pub fn run(args: Args) -> Result<()> {
             Ok(())
         })?;
         if !args.no_ppl {
-            let end = if (i + 1) * n_ctx == tokens.len() { "\n" } else { "," };
-            out::write(format!("[{}]{:.4}{end}", i + 1, score.perplexity()).as_bytes())?;
+            score.print(i + 1, tokens.len() / n_ctx)?;
         }
     }
     drop(bar);
     if !args.no_ppl {
-        let (ppl, error) = (score.perplexity(), score.error());
-        out::line(&format!("Final estimate: PPL = {ppl:.4} +/- {error:.5}"))?;
+        score.print_all()?;
     }
     let mut sums = engine.input_sums().expect("they were asked for").all();
     sums.retain(|name, _| {

@@ -141,7 +141,7 @@ fn of_text(record: &Record<'_>, text: &str, has_colours: bool) -> String {
     }
 }
 
-/// As `2026-11-29T07:15:45.123Z`.
+/// The time, as `2026-11-29T07:15:45.123Z`.
 fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = Clock::Second(since.as_secs() as i64).format("%FT%T");

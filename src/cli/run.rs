@@ -2,7 +2,7 @@
 
 use super::answer::{Screen, Writer};
 use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
-use super::conversation::{Conversation, has_template};
+use super::conversation::{Conversation, Prompt, has_template};
 use super::figures::counted;
 use super::grammar::{GrammarArgs, of_answer};
 use super::model::ModelArg;
@@ -299,7 +299,8 @@ fn converse(
         None => chat::read_message()?,
     };
     conversation.add_user(&message);
-    let (outcome, answer) = run.reply(&conversation, run.sampling.clone())?;
+    let prompt = conversation.prompt(engine.tokenizer())?;
+    let (outcome, answer) = run.reply(prompt, run.sampling.clone())?;
     let is_cut = matches!(outcome.finish, FinishReason::Length | FinishReason::ContextFull);
     if is_cut && answer.content.is_empty() && conversation.format().is_some() {
         log::warn!("{NO_CONTENT}: raise -n, or end the reasoning earlier with --reasoning-budget");
@@ -320,16 +321,10 @@ impl Run {
     }
 
     /// The next answer of a conversation, written as it comes.
-    pub fn reply(
-        &mut self,
-        conversation: &Conversation,
-        sampling: SamplerOptions,
-    ) -> Result<(Outcome, Answer)> {
+    pub fn reply(&mut self, prompt: Prompt, sampling: SamplerOptions) -> Result<(Outcome, Answer)> {
         let tokenizer = self.generator.engine().tokenizer();
-        let prompt = conversation.prompt(tokenizer)?;
-        let format = conversation.format();
-        let shown = format.map_or(Vec::new(), |format| format.tokens(tokenizer));
-        let budget = format.and_then(|format| self.reasoning.budget(format, tokenizer));
+        let shown = prompt.format.map_or(Vec::new(), |format| format.tokens(tokenizer));
+        let budget = prompt.format.and_then(|format| self.reasoning.budget(format, tokenizer));
         let mut writer =
             Writer::new(prompt.scanner, budget, self.reasoning.format, Screen::stdout());
         let request = self.request(prompt.tokens, sampling);

@@ -665,12 +665,15 @@ impl Args {
             _ => "the same request and seed give the same bytes if its prompt is computed alike",
         };
         out::note(&format!("{key}; {repeated}"));
-        if let Some(path) = &self.listen.ready_file {
-            write_ready(path, url)?;
-        }
-        systemd::tell(&format!("READY=1\nSTATUS=serving at {url}"));
-        Ok(())
+        tell_ready(self.listen.ready_file.as_deref(), url)
     }
+}
+
+/// Tells programs that the server answers: whoever waits for the file, and systemd.
+pub fn tell_ready(file: Option<&Path>, url: &str) -> Result<()> {
+    file.map_or(Ok(()), |path| write_ready(path, url))?;
+    systemd::tell(&format!("READY=1\nSTATUS=serving at {url}"));
+    Ok(())
 }
 
 /// Keys that were given by themselves, and those of a file.
@@ -689,7 +692,7 @@ pub fn keys(given: &[String], file: Option<&Path>) -> Result<Keys> {
 }
 
 /// Writes the URL so that whoever sees the file sees all of it.
-pub fn write_ready(path: &Path, url: &str) -> Result<()> {
+fn write_ready(path: &Path, url: &str) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let failed = |e| Error::io(path, e);
     let file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new("."))).map_err(failed)?;

@@ -4,7 +4,8 @@
 use super::Stage;
 use super::candidates::Candidates;
 
-/// As many as have more than this probability together, and no fewer than the second number.
+/// The most typical that have more than this probability together, and no fewer than the second
+/// number.
 pub struct TypicalP(pub f32, pub usize);
 
 impl Stage for TypicalP {

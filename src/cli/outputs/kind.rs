@@ -9,7 +9,7 @@ pub enum Kind {
     Gguf,
     /// The files of a split model, of which the name is the beginning.
     Shards,
-    /// One that is not there yet.
+    /// A file that is not there yet.
     New,
     /// `perplexity --kl-divergence-base`
     Probabilities,

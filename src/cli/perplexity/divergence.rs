@@ -130,7 +130,7 @@ pub fn run(args: &Args, base: &Path) -> Result<()> {
         let expected = format!("tokens below {n_vocab}");
         return Err(Error::format(&base.path, "tokens", expected, id.to_string()));
     }
-    let n_chunks = usize::try_from(args.chunks).unwrap_or(usize::MAX);
+    let n_chunks = usize::try_from(args.windows.chunks).unwrap_or(usize::MAX);
     let tokens: Vec<u32> =
         base.tokens.chunks_exact(base.n_ctx).take(n_chunks).flatten().copied().collect();
     let mut windows = Windows::new(&engine, &args.batch)?;
@@ -197,7 +197,7 @@ struct Divergence {
 }
 
 impl Divergence {
-    /// One position: this model's logits, the other's row, and the token of the text.
+    /// Adds a position: this model's logits, the other's row, and the token of the text.
     fn add(&mut self, logits: &[f32], row: &[u8], target: u32) {
         let number = |at: usize| f32::from_le_bytes(row[at..at + 4].try_into().expect("4 bytes"));
         let (step, least) = (number(0), number(4));

@@ -7,16 +7,15 @@ mod random;
 mod tasks;
 pub(super) mod windows;
 
-use super::args::{self, BatchArgs, ThreadsArg};
+use super::args::{BatchArgs, ThreadsArg};
 use super::model::ModelArg;
 use super::out;
 use super::prompt::read_text;
 use super::report;
 use super::stats::Stats;
-use super::values::{self, Parsed};
 use crate::{Result, terminal};
 use std::path::{Path, PathBuf};
-use windows::{Score, Windows, nll};
+use windows::{Score, WindowArgs, Windows, nll};
 
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true)]
@@ -26,13 +25,8 @@ pub struct Args {
     /// Text to score, or tasks (- is stdin)
     #[arg(short, long, value_name = "FILE", required_unless_present = "kl_divergence")]
     file: Option<PathBuf>,
-    /// Tokens per window; 0 uses the model's context
-    #[arg(short, long, value_name = "N", default_value = "512")]
-    #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
-    ctx_size: usize,
-    /// Score this many windows only; -1 is all
-    #[arg(long, value_name = "N", default_value = "-1", value_parser = chunks)]
-    chunks: i64,
+    #[command(flatten)]
+    windows: WindowArgs,
     #[command(flatten)]
     divergence: DivergenceArgs,
     #[command(flatten)]
@@ -59,13 +53,6 @@ struct DivergenceArgs {
     kl_divergence: bool,
 }
 
-pub(super) fn chunks(text: &str) -> Parsed<i64> {
-    match values::integer(text, -1, args::MAX_TOKENS)? {
-        0 => Err(format!("expected -1 or a whole number from 1 to {}", args::MAX_TOKENS)),
-        n => Ok(n),
-    }
-}
-
 pub fn run(args: Args) -> Result<()> {
     match (&args.file, &args.divergence) {
         (_, DivergenceArgs { kl_divergence: true, kl_divergence_base: Some(base) }) => {
@@ -80,34 +67,31 @@ pub fn run(args: Args) -> Result<()> {
 /// Perplexity of a text.
 fn score(args: &Args, file: &Path) -> Result<()> {
     let text = read_text(file)?;
-    let options = args.batch.options(args.ctx_size, args.threads.count());
+    let options = args.batch.options(args.windows.ctx_size, args.threads.count());
     let engine = args.model.resolve()?.load(&options)?;
-    let tokens = windows::tokens(&engine, file, &text, args.chunks)?;
+    let tokens = windows::tokens(&engine, file, &text, args.windows.chunks)?;
     let (n_ctx, mut score) = (engine.n_ctx(), Score::default());
     let base = args.divergence.kl_divergence_base.as_deref();
     let mut base = base
         .map(|path| divergence::Writer::create(path, n_ctx, engine.n_vocab(), &tokens))
         .transpose()?;
     let mut windows = Windows::new(&engine, &args.batch)?;
-    let n_chunks = tokens.len() / n_ctx;
     let bar = terminal::bar_beside_output("perplexity", tokens.len() as u64);
     for (i, window) in tokens.chunks_exact(n_ctx).enumerate() {
         windows.compute(window, &bar, &mut |_, logits, target| {
             score.add(nll(logits, target));
             base.as_mut().map_or(Ok(()), |base| base.add(logits))
         })?;
-        let end = if i + 1 == n_chunks { "\n" } else { "," };
-        out::write(format!("[{}]{:.4}{end}", i + 1, score.perplexity()).as_bytes())?;
+        score.print(i + 1, tokens.len() / n_ctx)?;
     }
     drop(bar);
     base.map_or(Ok(()), divergence::Writer::finish)?;
-    let (ppl, error) = (score.perplexity(), score.error());
     let bits = score.nll / std::f64::consts::LN_2 / windows.bytes.max(1) as f64;
-    out::line(&format!("Final estimate: PPL = {ppl:.4} +/- {error:.5}"))?;
+    score.print_all()?;
     out::line(&format!("{bits:.4} bits per byte ({} tokens scored)", score.n))?;
     let mut stats = Stats::new();
-    stats.number("perplexity", ppl);
-    stats.number("perplexity_error", error);
+    stats.number("perplexity", score.perplexity());
+    stats.number("perplexity_error", score.error());
     stats.number("bits_per_byte", bits);
     stats.count("scored_tokens", score.n as u64);
     report(&windows, stats, args.stats.as_deref())

@@ -81,7 +81,7 @@ pub fn run(args: &Args, file: &Path) -> Result<()> {
     if tasks.is_empty() {
         return Err(Error::format(file, "file", "tasks", "none"));
     }
-    let options = args.batch.options(N_SHARED * args.ctx_size, args.threads.count());
+    let options = args.batch.options(N_SHARED * args.windows.ctx_size, args.threads.count());
     let engine = args.model.resolve()?.load(&options)?;
     let mut judge =
         Judge { session: engine.new_session()?, engine, n_batch: args.batch.sizes.batch_size };

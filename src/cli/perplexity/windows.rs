@@ -1,8 +1,10 @@
 //! A text in windows of n_ctx tokens, each begun afresh with BOS where the model has one. The
 //! second half of each is scored, as llama.cpp does.
 
-use crate::cli::args::BatchArgs;
+use crate::cli::args::{self, BatchArgs};
+use crate::cli::out;
 use crate::cli::stats::per_second;
+use crate::cli::values::{self, Parsed};
 use crate::engine::{Engine, ExpertTraffic, Session, Want};
 use crate::terminal::Bar;
 use crate::tokenizer::EncodeOptions;
@@ -10,6 +12,25 @@ use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// A text's windows.
+#[derive(clap::Args, Debug)]
+pub struct WindowArgs {
+    /// Tokens per window; 0 uses the model's context
+    #[arg(short, long, value_name = "N", default_value = "512")]
+    #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
+    pub ctx_size: usize,
+    /// Compute this many windows only; -1 is all
+    #[arg(long, value_name = "N", default_value = "-1", value_parser = chunks)]
+    pub chunks: i64,
+}
+
+fn chunks(text: &str) -> Parsed<i64> {
+    match values::integer(text, -1, args::MAX_TOKENS)? {
+        0 => Err(format!("expected -1 or a whole number from 1 to {}", args::MAX_TOKENS)),
+        n => Ok(n),
+    }
+}
 
 /// Fewer tokens than this leave nothing to score.
 const MIN_WINDOW: usize = 4;
@@ -149,6 +170,18 @@ impl Score {
 
     pub fn perplexity(&self) -> f64 {
         (self.nll / self.n as f64).exp()
+    }
+
+    /// Prints the perplexity of the first windows, in llama.cpp's form.
+    pub fn print(&self, n_windows: usize, n_all: usize) -> Result<()> {
+        let end = if n_windows == n_all { "\n" } else { "," };
+        out::write(format!("[{n_windows}]{:.4}{end}", self.perplexity()).as_bytes())
+    }
+
+    /// Prints the perplexity of the text, in llama.cpp's form.
+    pub fn print_all(&self) -> Result<()> {
+        let (ppl, error) = (self.perplexity(), self.error());
+        out::line(&format!("Final estimate: PPL = {ppl:.4} +/- {error:.5}"))
     }
 
     /// Standard error of the mean, carried through the exponential.

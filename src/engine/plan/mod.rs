@@ -285,13 +285,9 @@ fn token_types(model: &Bound) -> Vec<(TensorType, u64)> {
         let k = layer.n_experts.min(model.k()) as u64;
         of_routed.extend(layer.tensors().map(|tensor| (tensor, (k, layer.n_experts as u64))));
     }
-    let is_read = |name: &str| {
-        let is_table = name == "token_embd.weight" && file.tensor("output.weight").is_some();
-        !is_table && name != "per_layer_token_embd.weight"
-    };
     let mut types = BTreeMap::<TensorType, u64>::new();
     for (i, tensor) in file.tensors().iter().enumerate() {
-        if is_read(&tensor.name) && quant::is_supported(tensor.ty) {
+        if !is_table(file, &tensor.name) && quant::is_supported(tensor.ty) {
             let (k, n) = of_routed.get(&i).copied().unwrap_or((1, 1));
             *types.entry(tensor.ty).or_default() += tensor.n_bytes / n * k;
         }
@@ -301,10 +297,17 @@ fn token_types(model: &Bound) -> Vec<(TensorType, u64)> {
     types
 }
 
-/// The bytes of tables of which a token reads some rows: its embedding, unless the output is the
-/// same tensor, and embeddings that layers read.
+/// The bytes of tables, of which a token reads some rows.
 fn unread_bytes(file: &Gguf) -> u64 {
-    let bytes = |name: &str| file.tensor(name).map_or(0, |tensor| tensor.n_bytes);
-    let embedding = file.tensor("output.weight").map_or(0, |_| bytes("token_embd.weight"));
-    embedding + bytes("per_layer_token_embd.weight")
+    let tables = file.tensors().iter().filter(|tensor| is_table(file, &tensor.name));
+    tables.map(|tensor| tensor.n_bytes).sum()
+}
+
+/// Whether a token reads some rows of this tensor: the embedding, unless the output is the same
+/// tensor, and embeddings that layers read.
+fn is_table(file: &Gguf, name: &str) -> bool {
+    match name {
+        "token_embd.weight" => file.tensor("output.weight").is_some(),
+        other => other == "per_layer_token_embd.weight",
+    }
 }

@@ -171,7 +171,7 @@ fn started(loaded: Loaded, names: Vec<String>) -> Result<Service> {
 }
 
 impl Models {
-    /// One model, which stays.
+    /// A single model, which stays.
     pub fn of_one(loaded: Loaded, names: Vec<String>) -> Result<Arc<Models>> {
         let bodies = Bodies::new(loaded.engine.plan().body_bytes);
         let service = Arc::new(started(loaded, names)?);

@@ -39,7 +39,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// One model that stays.
+    /// The bounds of a single model, which stays.
     pub fn one() -> Limits {
         Limits { most: 1, bytes: None, expert_bytes: None, n_waiting: 0, keep: None }
     }
@@ -540,7 +540,7 @@ mod tests {
     enum Step {
         /// Asks for a model, and waits for it if it is not there.
         Ask(usize),
-        /// One of those that wait takes the model if it can; else, it may have had enough.
+        /// A request that waits takes the model if it can; else, it may have had enough.
         Serve(usize, bool),
         Give(usize),
         Look(usize),

@@ -74,11 +74,12 @@ export function later(chat, answer, share) {
   const nodes = before(chat, answer);
   const sizes = nodes.map((node) => JSON.stringify(wire(node)).length);
   const all = sizes.reduce((a, b) => a + b, 0);
+  const last = nodes.findLast(({ role }) => role === "user");
   let left = all;
-  return nodes.find(({ role }, i) => {
-    const fits = i > 0 && role === "user" && (left <= share * all || !nodes.slice(i + 1).some((one) => one.role === "user"));
+  return nodes.find((node, i) => {
+    const isEnough = left <= share * all || node === last;
     left -= sizes[i];
-    return fits;
+    return i > 0 && node.role === "user" && isEnough;
   })?.id;
 }
 
