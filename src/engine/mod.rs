@@ -254,7 +254,7 @@ impl Engine {
     /// Fails once a file that weights are read from is not what it was when it was opened, and from
     /// then on: what was computed since is not the model's. Weights that are in memory as a whole,
     /// and adapters, are read no more.
-    pub(in crate::engine) fn check_files(&self) -> Result<()> {
+    pub fn check_files(&self) -> Result<()> {
         if self.plan.place == Place::InPlace && !self.plan.is_mapped {
             return Ok(());
         }

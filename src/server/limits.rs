@@ -38,7 +38,7 @@ pub const MAX_MESSAGES: usize = 16_384;
 pub const MAX_TOOLS: usize = 512;
 /// Bytes of the tools as JSON.
 pub const MAX_TOOLS_BYTES: usize = 2 << 20;
-pub const MAX_STOPS: usize = 16;
+pub const MAX_STOPS: usize = 128;
 pub const MAX_STOP_BYTES: usize = 1 << 10;
 pub const MAX_PROMPTS: usize = 64;
 /// The largest `n`.

@@ -50,6 +50,11 @@ pub fn ready(app: &App) -> ApiResult<Response<Body>> {
         true => {}
         false => return Err(ApiError::loading()),
     }
+    // A model that stays cannot be loaded again.
+    let stays = app.models.get().filter(|models| !models.can_leave());
+    if let Some(model) = stays.and_then(|models| models.look(0)) {
+        model.engine().check_files().map_err(|why| ApiError::of_run(&why))?;
+    }
     Ok(response(&json!({ "status": "ready" })))
 }
 

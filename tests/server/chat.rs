@@ -127,7 +127,7 @@ fn wrong_fields_are_named() {
         (json!({"max_tokens": 1.5}), "max_tokens"),
         (json!({"n": 0}), "n"),
         (json!({"n": 99}), "n"),
-        (json!({"stop": vec!["x"; 17]}), "stop"),
+        (json!({"stop": vec!["x"; 129]}), "stop"),
         (json!({"stream": "yes"}), "stream"),
         (json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage"),
         (json!({"logit_bias": {"99999999": 1}}), "logit_bias"),

@@ -63,6 +63,7 @@ fn texts_of_a_changed_file_are_neither_given_nor_kept() {
         is_told(&server);
         server.post("/completion", &question()).error(500);
         assert_eq!(server.get("/health").status, 200);
+        assert!(server.get("/ready").error(500).contains("the file has changed"));
         // The bytes are right again, but what was read in between is not known.
         put_back(&path);
         is_told(&server);
