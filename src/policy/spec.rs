@@ -195,6 +195,12 @@ fn known(mut names: impl Iterator<Item = &'static str>, name: &str) -> Option<&'
 }
 
 fn unknown(text: &str) -> Error {
+    if let Some(name) = known(evictions(), text) {
+        return Error::Usage(format!("{name} is an eviction: give predictor=none,eviction={name}"));
+    }
+    if let Some(name) = known(predictors(), text) {
+        return Error::Usage(format!("{name} is a predictor: give predictor={name}"));
+    }
     let list = |names: &mut dyn Iterator<Item = &'static str>, between: &str| {
         names.collect::<Vec<_>>().join(between)
     };
@@ -269,7 +275,6 @@ mod tests {
     fn what_is_unknown_is_told_what_there_is() {
         let bad = [
             "",
-            "lru",
             "predictor=",
             "eviction=LRU",
             "eviction=lru,",
@@ -294,6 +299,13 @@ mod tests {
                 assert!(message.contains(word), "{text}: {message}");
             }
         }
+    }
+
+    #[test]
+    fn a_lone_part_is_told_how_to_give_it() {
+        let told = |text| PolicySpec::from_str(text).unwrap_err().to_string();
+        assert_eq!(told("lru"), "lru is an eviction: give predictor=none,eviction=lru");
+        assert_eq!(told("counts"), "counts is a predictor: give predictor=counts");
     }
 
     /// A dense layer and two others.
