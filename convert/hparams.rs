@@ -374,9 +374,9 @@ fn is_same(known: &toml::Value, value: &Value) -> bool {
 /// The sizes that tensor shapes are made of.
 #[derive(Clone, Debug)]
 pub struct Sizes {
-    /// Those that the config has and that are not 0.
+    /// Sizes that the config has and that are not 0.
     known: BTreeMap<String, u64>,
-    /// Those that differ from layer to layer.
+    /// Sizes that differ from layer to layer.
     of_layers: BTreeMap<String, Vec<u64>>,
     pub n_layers: u64,
     pub vocab: u64,
@@ -431,7 +431,7 @@ impl Sizes {
         })
     }
 
-    /// Those of a layer. A list that has an element only speaks of all layers.
+    /// Sizes of a layer. A list that has an element only speaks of all layers.
     pub fn of_layer(&self, layer: u64) -> Cow<'_, Sizes> {
         if self.of_layers.is_empty() {
             return Cow::Borrowed(self);

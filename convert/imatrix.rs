@@ -221,7 +221,7 @@ impl Imatrix {
         Err(Error::format(&self.path, format!("entry {name}"), expected, got))
     }
 
-    /// As `of`, for a tensor that `open_for` was shown.
+    /// The importance of a tensor that `open_for` was shown.
     pub fn checked(&self, name: &str, dims: &[u64]) -> Option<Importance> {
         self.of(name, dims).expect("its size has been checked")
     }

@@ -52,7 +52,7 @@ impl Draw {
         Draw { ty, constant, std }
     }
 
-    /// The same with values that are as many times as large.
+    /// Multiplies the values by this factor.
     pub fn times(self, factor: f32) -> Draw {
         let constant = self.constant.map(|x| x * factor);
         Draw { constant, std: self.std * factor, ..self }
@@ -126,7 +126,7 @@ impl Draw {
         }
     }
 
-    /// As Q4_K with five bits: d·sc·(q − 15.5), a standard deviation of q of 9.23.
+    /// Like Q4_K, with five bits: d·sc·(q − 15.5), a standard deviation of q of 9.23.
     fn q5_k(&self, bytes: &mut [u8]) {
         let d = self.std / (9.23 * SCALE_RMS);
         let (d, dmin) = (Half::new(d), Half::new(15.5 * d));

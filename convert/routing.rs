@@ -91,7 +91,7 @@ pub struct RowStart {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
-    /// The same for all rows.
+    /// One number for all rows.
     Same(f32),
     /// Another one for each row, of this standard deviation.
     Random(f32),
@@ -245,7 +245,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
     use rand_chacha::rand_core::SeedableRng;
 
-    /// Those of DeepSeek-V3.
+    /// The heads of DeepSeek-V3.
     fn latent() -> Heads {
         Heads {
             rows: 192,

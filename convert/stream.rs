@@ -80,7 +80,7 @@ pub fn from_values<'a>(
     from_weighted_values(ty, row_len, None, fill)
 }
 
-/// As `from_values`; `importance` has `row_len` columns for each matrix of the tensor.
+/// `from_values` with `importance`, which has `row_len` columns for each matrix of the tensor.
 pub fn from_weighted_values<'a>(
     ty: TensorType,
     row_len: usize,

@@ -37,8 +37,8 @@ impl View {
         self.shape().iter().product()
     }
 
-    /// The same elements in the same order under another shape; `None` if it has another number
-    /// of them or cuts an axis where it has no joint.
+    /// Gives the elements another shape, in the order that they have; `None` if it has another
+    /// number of them or cuts an axis where it has no joint.
     pub fn reshape(&mut self, shape: &[u64]) -> Option<()> {
         let mut axes = self.dims.iter().flatten().copied().rev().collect::<Vec<_>>();
         let mut dims = Vec::with_capacity(shape.len());

@@ -44,7 +44,7 @@ pub struct AddedToken {
     pub content: String,
     /// Control tokens are never part of plain text; the others are, and match before the model.
     pub special: bool,
-    /// It takes the whitespace before or after it along.
+    /// Whether the token takes the whitespace before or after it along.
     pub lstrip: bool,
     pub rstrip: bool,
     /// A match counts between the ends of words only.

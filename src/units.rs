@@ -30,7 +30,7 @@ fn unit(bytes: u64, rounding: Rounding) -> usize {
     (0..UNITS.len()).find(fits).unwrap_or(UNITS.len() - 1)
 }
 
-/// As many of the last decimal as are printed.
+/// The size in steps of the last decimal that is printed.
 fn ticks(bytes: u64, unit: usize, rounding: Rounding) -> f64 {
     rounding(bytes as f64 * ticks_of_one(unit) / 1024f64.powi(unit as i32))
 }

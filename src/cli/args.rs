@@ -109,7 +109,7 @@ pub struct AdapterArgs {
     /// between them, or the flag again
     #[arg(long, value_name = "FILE,…", value_parser = adapters, env = "MOEBA_LORA")]
     lora: Vec<AdapterList>,
-    /// The same with the scale of each; those of --lora, whose scale is 1, are numbered first
+    /// LoRA adapter and its scale; those of --lora, whose scale is 1, are numbered first
     #[arg(long, value_name = "FILE:SCALE,…", value_parser = scaled_adapters)]
     #[arg(env = "MOEBA_LORA_SCALED")]
     lora_scaled: Vec<AdapterList>,

@@ -266,7 +266,7 @@ impl<'a> Pass<'a> {
         own(self.command, name)
     }
 
-    /// The same, or one that llama.cpp has under this name, too.
+    /// An argument of this command, under its own name or one that llama.cpp has for it.
     fn find(&self, name: &str) -> Option<&'a Arg> {
         find(self.command, name)
     }
@@ -404,7 +404,7 @@ pub fn own<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     })
 }
 
-/// The same, or one that llama.cpp has under this name, too.
+/// The argument of this name, which may be one that llama.cpp has for it.
 pub fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     let mut synonyms = llama_flags::synonyms(name).filter(|name| name.starts_with("--"));
     own(command, name).or_else(|| synonyms.find_map(|name| own(command, name)))

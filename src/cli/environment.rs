@@ -54,8 +54,8 @@ const FALLBACKS: &[(&str, &str)] = &[
     ("MOEBA_UBATCH_SIZE", "LLAMA_ARG_UBATCH"),
 ];
 
-/// The same command line, which reads llama.cpp's variable where it is set and ours is not, so that
-/// both are checked alike; the help names both. When a flag is repeated, the last one counts.
+/// Makes the command line read llama.cpp's variable where it is set and ours is not, so that both
+/// are checked alike; the help names both. When a flag is repeated, the last one counts.
 pub fn with_fallbacks(command: Command, is_set: impl Fn(&str) -> bool + Copy) -> Command {
     let command = command.args_override_self(true).mut_args(|arg| with_fallback(arg, is_set));
     command.mut_subcommands(|command| with_fallbacks(command, is_set))

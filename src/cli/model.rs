@@ -152,7 +152,7 @@ impl Model {
         Gguf::open_with(&self.path, &self.overrides)
     }
 
-    /// The same options, for this model.
+    /// The options, with the overrides of this model.
     pub fn options(&self, options: &EngineOptions) -> EngineOptions {
         EngineOptions { overrides: self.overrides.clone(), ..options.clone() }
     }

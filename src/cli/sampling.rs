@@ -74,7 +74,7 @@ fn breakers(given: &[String]) -> Vec<String> {
     given[after..].iter().map(|text| unescape(text)).collect()
 }
 
-/// As `breakers` reads it.
+/// Writes a text so that `breakers` reads it back.
 fn escape(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace('\n', "\\n");
     text.replace('\r', "\\r").replace('\t', "\\t")

@@ -277,7 +277,7 @@ struct AnswerArgs {
 }
 
 impl LoadArgs {
-    /// As in llama-server, texts share memory where their number is not given.
+    /// Texts share memory where their number is not given, as in llama-server.
     fn kv_unified(&self) -> bool {
         !self.no_kv_unified && (self.kv_unified || self.parallel.0.is_none())
     }
@@ -299,7 +299,7 @@ fn parallel(text: &str) -> Parsed<Parallel> {
     }
 }
 
-/// As a budget for experts, but none is an amount, too.
+/// Reads a budget for experts, where none is an amount, too.
 fn page_ram(text: &str) -> Parsed<RamBudget> {
     match text.trim() {
         "0" => Ok(RamBudget::Bytes(0)),

@@ -34,7 +34,7 @@ impl BatchRow<'_> {
 pub struct Interlude<'a, 'b>(&'a mut InnerPasses<'b>);
 
 impl Interlude<'_, '_> {
-    /// As [`Engine::eval_batch`].
+    /// [`Engine::eval_batch`] between two layers of another pass.
     pub fn eval_batch(&mut self, engine: &Engine, rows: &mut [BatchRow<'_>]) -> Result<()> {
         eval(engine, rows, &mut |pass, observer| self.0.run(pass, observer))
     }

@@ -50,7 +50,7 @@ impl Checkpoints {
         within.filter_map(|checkpoint| Some((checkpoint.n, checkpoint.values.upgrade()?))).next()
     }
 
-    /// Those that are still there, by their positions.
+    /// Checkpoints that are still there, by their positions.
     pub fn all(&self) -> Vec<(usize, Arc<Vec<f32>>)> {
         let present = |checkpoint: &Checkpoint| Some((checkpoint.n, checkpoint.values.upgrade()?));
         self.0.iter().filter_map(present).collect()

@@ -161,7 +161,7 @@ fn not_there(why: Error) -> Error {
     Error::Device(format!("--device cuda: {why}"))
 }
 
-/// Those of `found` that have these numbers, in this order; the others are closed.
+/// The devices of `found` that have these numbers, in this order; the others are closed.
 fn select(found: Vec<Device>, these: &[usize]) -> Result<Vec<Device>> {
     let device = |n: &usize| {
         let device = found.iter().find(|device| device.info().index == *n);

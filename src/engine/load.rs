@@ -471,8 +471,8 @@ fn default_room(hyper: &HyperParams, options: &EngineOptions, of_device: Option<
     usize::try_from(room).unwrap_or(usize::MAX)
 }
 
-/// As many threads as are asked for, with a warning where that is more than there are cores: they
-/// wait for each other several times a layer.
+/// The threads that are asked for, with a warning where there are fewer cores: threads wait for
+/// each other several times a layer.
 fn threads(asked: Option<usize>) -> usize {
     let n = asked.unwrap_or_else(default_threads);
     let n_cores = std::thread::available_parallelism().map_or(n, |n| n.get());

@@ -46,12 +46,12 @@ impl LastLogits {
         self.n = 0;
     }
 
-    /// Those of the last token.
+    /// Logits of the last token.
     pub fn get(&mut self) -> Logits<'_> {
         self.of(self.n.saturating_sub(1))
     }
 
-    /// Those of the pass's token with this index, or none.
+    /// Logits of the pass's token with this index, or none.
     pub fn of(&mut self, i: usize) -> Logits<'_> {
         if self.is_best {
             return Logits::Best { ids: &self.ids, logits: &self.values };

@@ -14,7 +14,7 @@ pub enum Access {
     /// A tier takes this expert in from below: it says nothing of the layer's others. To keep it
     /// is as to use it in decode.
     Upload { keep: bool },
-    /// It is not used yet: free room is filled with it.
+    /// Free room is filled with an expert that is not used yet.
     Fill,
     /// Rows of decode beside rows of prompts: the first `n_decode` experts are wanted for decode,
     /// the others for prompts alone.
@@ -51,7 +51,7 @@ impl Access {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerPart<'a> {
     pub experts: &'a [u32],
-    /// Those that it acquires after these.
+    /// Experts that the layer acquires after these.
     pub later: &'a [u32],
 }
 

@@ -63,7 +63,7 @@ impl Counters {
         self.with(self, |value, _| part(value, n, total))
     }
 
-    /// Those of two tiers side by side: what is of the moment is added up, too.
+    /// The counters of two tiers side by side: what is of the moment is added up, too.
     pub fn beside(&self, other: &Counters) -> Counters {
         let pending = self.prefetch_pending_bytes + other.prefetch_pending_bytes;
         Counters {

@@ -34,7 +34,7 @@ pub struct PlacedExpert {
 /// Routed experts in host memory, and those of them that devices hold.
 pub struct Hierarchy {
     host: Arc<dyn ExpertStore>,
-    /// The same store where experts are streamed.
+    /// `host` where experts are streamed.
     ram: Option<Arc<RamTier>>,
     vram: Option<Arc<VramTiers>>,
     /// Machines that compute experts.

@@ -25,7 +25,7 @@ pub trait Mover: Send + Sync + 'static {
     /// Wakes threads that sleep outside of the tier. Takes no lock: the tier's may be held.
     fn wake(&self) {}
 
-    /// The same if a read can start, after a change of the tier's state.
+    /// Wakes those threads if a read can start, after a change of the tier's state.
     fn wake_if_startable(&self) {}
 
     /// Whether the tier may hold an expert of its layers.
@@ -62,7 +62,7 @@ pub trait PolicyClient: Send + Sync {
     /// The decision of the policy, with its reason.
     fn verdict(&self) -> Option<String>;
 
-    /// The same as of now, or `None` while the policy is at work.
+    /// The decision as of now, or `None` while the policy is at work.
     fn verdict_if_free(&self) -> Option<String>;
 
     /// Puts the policy's profile into `profile`.

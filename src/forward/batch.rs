@@ -17,7 +17,7 @@ pub struct Segment {
     pub request: u32,
     /// Position of the first token: how many tokens of the text the cache holds.
     pub past: usize,
-    /// What the tokens are: part of a prompt, or a step of decode.
+    /// Whether the tokens are part of a prompt or a step of decode.
     pub phase: Phase,
     /// Which of the tokens get logits.
     pub want: Want,
@@ -59,7 +59,7 @@ pub struct LogitRow {
     pub session: usize,
     /// Index of the token in its segment.
     pub token: usize,
-    /// What suffices, if not all logits.
+    /// The best logits that suffice, if not all are wanted.
     pub best: Option<TopK>,
 }
 

@@ -19,7 +19,7 @@ pub struct EventBuffers {
     pub(super) ahead_probs: Vec<f32>, // [rows, experts of that layer]
     counts: Vec<u32>,                 // [experts]
     probs: Vec<f32>,                  // [experts], the mean over a segment's rows
-    /// What policies want to see of the pass's events: asked once, as the answer may change at any
+    /// Events that policies want to see: asked once a pass, because the answer may change at any
     /// time and the parts of a pass must agree on it.
     pub(super) wants: Wants,
     /// When the pass began.

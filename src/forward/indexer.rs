@@ -39,7 +39,7 @@ impl IndexerBuffers {
         &self.chosen[row * self.width..][..self.n_chosen[row]]
     }
 
-    /// Those of a text's latent rows that a row of the batch sees, in ascending order.
+    /// The latent rows of a text that a row of the batch sees, in ascending order.
     pub fn seen_by<'a>(&'a mut self, cpu: &Cpu, row: usize, latent: Rows) -> Rows<'a> {
         let chosen = &self.chosen[row * self.width..][..self.n_chosen[row]];
         cpu.gather_rows(latent, chosen, &mut self.gathered)
@@ -86,7 +86,7 @@ impl CpuPass<'_, '_> {
         self.choose(w.rope_shape(), |cache| cache.rows(l).1, m);
     }
 
-    /// The same among a text's keys, which may be of blocks, by queries that turn so.
+    /// Chooses among a text's keys, which may be of blocks, by queries that turn so.
     pub(super) fn choose(
         &mut self,
         shape: RopeShape,

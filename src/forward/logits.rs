@@ -16,8 +16,8 @@ pub const LOGITS_ROWS: usize = 32;
 pub enum Logits<'a> {
     /// By token id. The receiver may overwrite them.
     All(&'a mut [f32]),
-    /// As many as [`TopK`](super::TopK) says: the greatest first, of equals the lowest id first.
-    /// NaN and +∞ count as equal, and as greater than all others.
+    /// The greatest first, of equals the lowest id first; [`TopK`](super::TopK) says how many. NaN
+    /// and +∞ count as equal, and as greater than all others.
     Best { ids: &'a [u32], logits: &'a [f32] },
 }
 

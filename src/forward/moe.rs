@@ -314,7 +314,7 @@ impl CpuPass<'_, '_> {
     }
 }
 
-/// What a batch's experts are wanted for.
+/// The phase that a batch's experts are wanted for.
 pub(super) fn access(batch: &Batch, demand: &Demand) -> Access {
     match batch.decode_rows().len() {
         0 => Access::Prompt,

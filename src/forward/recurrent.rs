@@ -38,7 +38,8 @@ impl CpuPass<'_, '_> {
         });
     }
 
-    /// The same without copies; `part` is told the number of its text's positions behind it.
+    /// Goes over the parts without copies; `part` is told the number of its text's positions behind
+    /// it.
     pub(super) fn over_parts(&mut self, mut part: impl FnMut(&Range<usize>, &mut KvCache, usize)) {
         for (rows, segment) in self.batch.segments() {
             let cache = &mut *self.caches[segment.session];

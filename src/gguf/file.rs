@@ -146,7 +146,7 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// The same with other metadata.
+    /// Opens a file and takes other metadata for it.
     pub fn open_with(path: impl AsRef<Path>, overrides: &[Override]) -> Result<Gguf> {
         Gguf::open(path)?.with(overrides)
     }

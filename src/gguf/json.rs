@@ -4,8 +4,8 @@ use super::Value;
 use serde_json::{Value as Json, json};
 
 impl Value<'_> {
-    /// As JSON where JSON can say it; otherwise `{"bytes": [..]}` for a string that is not UTF-8
-    /// and the text `NaN`, `inf` or `-inf` for a number that is not finite.
+    /// The value as JSON where JSON can say it; otherwise `{"bytes": [..]}` for a string that is
+    /// not UTF-8 and the text `NaN`, `inf` or `-inf` for a number that is not finite.
     pub fn json(self) -> Json {
         match self {
             Value::String(bytes) => match std::str::from_utf8(bytes) {

@@ -33,8 +33,8 @@ impl Override {
         }
     }
 
-    /// The same in the type that the file has for the key, if it has one. A value of another kind,
-    /// or one that the type cannot hold, is a slip of the user's.
+    /// The override in the type that the file has for the key, if it has one. A value of another
+    /// kind, or one that the type cannot hold, is a slip of the user's.
     pub(super) fn fitted(&self, path: &Path, found: Option<Value<'_>>) -> Result<Override> {
         let Some(found) = found else { return Ok(self.clone()) };
         let value = match &self.value {

@@ -75,7 +75,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// As HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the variables of the cache's folder say.
+    /// Reads HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the variables of the cache's folder.
     pub fn from_env() -> Result<Config> {
         Config::from_vars(|name| std::env::var_os(name))
     }

@@ -12,13 +12,14 @@ pub struct Answer<'a> {
 /// The use of the body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// It goes on where the file ends.
+    /// The body goes on where the file ends.
     Append { total: Option<u64> },
-    /// It is the file from its beginning: the server ignored the range, or was asked for none.
+    /// The body is the file from its beginning: the server ignored the range, or was asked for
+    /// none.
     Restart { total: Option<u64> },
-    /// It is of no use: what there is of the file must go before the next try.
+    /// The body is of no use: what there is of the file must go before the next try.
     Discard,
-    /// It is not the file that the listing named.
+    /// The body is not the file that the listing named.
     Refuse { expected: u64, got: u64 },
 }
 

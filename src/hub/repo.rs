@@ -106,7 +106,7 @@ impl Wanted {
         }
     }
 
-    /// The same repository's file of this name.
+    /// A file of this name in the repository.
     pub fn with_file(mut self, file: &str) -> Result<Wanted, String> {
         if !names::is_safe_path(file) {
             return Err(format!("expected a file's name inside the repository, got {file:?}"));

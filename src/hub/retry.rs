@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 /// Why a request brought nothing.
 #[derive(Debug)]
 pub enum Failure {
-    /// It may go through later; why is a whole sentence. A server may say when.
+    /// Another try may go through; why is a whole sentence. A server may say when.
     Passing { why: String, after: Option<Duration> },
     /// There is no connection: another try now would not find one either.
     Unreachable(String),
-    /// It will not.
+    /// No other try would go through.
     Lasting(Error),
 }
 

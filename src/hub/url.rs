@@ -1,4 +1,4 @@
-//! As much of RFC 3986 as redirects and names of files need.
+//! The parts of RFC 3986 that redirects and names of files need.
 
 use std::fmt::Write as _;
 

@@ -28,7 +28,7 @@ const SCALAR: Peak =
     Peak { unit: "scalar", instructions: "multiply, add", ops: 2 * CHAINS, turns: scalar };
 
 impl Peak {
-    /// Those that this processor has, the one that the AVX2 kernels use first.
+    /// The units that this processor has; the AVX2 kernels use the first.
     pub fn all() -> Vec<Peak> {
         let mut out = vector_units();
         if out.is_empty() {

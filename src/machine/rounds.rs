@@ -10,7 +10,7 @@ pub struct Rounds(Vec<f64>);
 const STEADY_SPREAD: f64 = 0.1;
 
 impl Rounds {
-    /// As many rounds as a median asks for, and no more: a whole report takes seconds.
+    /// Rounds enough for a median, and no more: a whole report takes seconds.
     pub const N: usize = 5;
     /// Long enough for clocks and caches to settle, short enough to be repeated.
     pub const TIME: Duration = Duration::from_millis(40);

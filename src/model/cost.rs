@@ -30,7 +30,7 @@ impl Model {
         of_layers.sum::<u64>() + inputs
     }
 
-    /// Those of a token in the last layer behind its mixer.
+    /// Multiplications of a token in the last layer behind its mixer.
     pub fn last_ffn_macs(&self) -> u64 {
         let Some(layer) = self.weights.layers.last() else { return 0 };
         let input = layer.input.as_ref().map_or(0, input_macs);
@@ -142,7 +142,7 @@ fn mixer_macs(mixer: &Mixer) -> u64 {
     }
 }
 
-/// Those that join and feed residual streams.
+/// Multiplications that join and feed residual streams.
 fn streams_macs(streams: &Streams) -> u64 {
     match streams {
         Streams::One | Streams::Mean | Streams::Kept(_) => 0,

@@ -171,7 +171,7 @@ impl GranuleKeys {
         Err(Error::format(gguf.path(), ROWS_KEY, expected, got))
     }
 
-    /// The same, cut as the file has them, whatever this version would do.
+    /// The layer's experts, cut as the file has them, whatever this version would do.
     pub fn layer_as_written(&self, gguf: &Gguf, layer: usize) -> Result<Option<TypedExperts>> {
         Ok(self.both_cuts(gguf, layer)?.map(|(found, _)| found))
     }

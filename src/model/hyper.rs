@@ -30,7 +30,7 @@ pub struct HyperParams {
     /// Heads of a layer, of queries and of keys; the most of any layer where they differ.
     pub n_head: usize,
     pub n_head_kv: usize,
-    /// The same of each layer, if they differ.
+    /// Heads of each layer, of queries and of keys, if they differ.
     pub layer_heads: Option<Vec<[usize; 2]>>,
     /// Elements of one head of q and k.
     pub head_dim: usize,
@@ -199,7 +199,7 @@ impl HyperParams {
         })
     }
 
-    /// Those of the model with one layer more, which sees everything and has no state.
+    /// The parameters of the model with one layer more, which sees everything and has no state.
     pub(super) fn with_next_layer(&self) -> HyperParams {
         let mut hyper = self.clone();
         hyper.n_layers += 1;
@@ -213,7 +213,7 @@ impl HyperParams {
         hyper
     }
 
-    /// Those of a model that is the last layer alone, which has no state.
+    /// The parameters of a model that is the last layer alone, which has no state.
     pub(super) fn of_last_layer(&self) -> HyperParams {
         let [n_head, n_head_kv] = self.heads_of(self.n_layers - 1);
         let kinds = self.kinds.of_last();
@@ -374,7 +374,7 @@ impl HyperParams {
         (0..self.n_layers).map(of_layer).chain(behind.into_iter().flatten()).collect()
     }
 
-    /// The same of layers on a device, which keep no keys of indexers that never choose.
+    /// Shapes of layers' caches on a device, which keeps no keys of indexers that never choose.
     pub fn device_cache_shapes(&self, n_ctx: usize) -> Vec<LayerShape> {
         if self.choosing_indexer(n_ctx).is_some() {
             return self.cache_shapes();
@@ -695,7 +695,7 @@ impl Keys<'_> {
         })
     }
 
-    /// Those of a model that routes to `k` of `n` experts.
+    /// The parameters of a model that routes to `k` of `n` experts.
     fn adjugate(&self, n: usize, k: usize) -> Result<Option<AdjugateParams>> {
         if n == 0 || !self.descriptor.tensors.contains_key("ffn_up_chexps") {
             return Ok(None);

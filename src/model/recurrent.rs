@@ -101,7 +101,7 @@ impl Recurrent {
 }
 
 impl Keys<'_> {
-    /// Those without heads of keys, where the file lists heads and some have none; else those that
+    /// Layers without heads of keys, where the file lists heads and some have none; else those that
     /// it names; else all but one of each interval.
     fn recurrent_layers(&self, n: usize, kind: RecurrenceKind) -> Result<Vec<bool>> {
         let heads = self.heads_of_layers()?.unwrap_or_default();

@@ -8,7 +8,7 @@ use super::{Costs, Profile};
 
 const VERSION: u32 = 1;
 
-/// As the errors name them, in the order of the layout.
+/// Names in errors, in the order of the layout.
 const NAMES: [&str; 5] = ["attention", "experts", "head", "load", "absent share"];
 
 const BYTES: usize = size_of::<u32>() + NAMES.len() * size_of::<f64>();

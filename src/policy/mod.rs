@@ -124,7 +124,7 @@ impl Event<'_> {
         matches!(self, Event::Routed(_) | Event::IterationStart { phase: Phase::Decode, .. })
     }
 
-    /// The same of a prompt.
+    /// Whether the event is a step of a prompt.
     pub fn is_prompt_step(&self) -> bool {
         matches!(self, Event::PromptRouted(_) | Event::IterationStart { phase: Phase::Prompt, .. })
     }

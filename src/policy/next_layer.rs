@@ -21,7 +21,7 @@ pub struct NextLayer {
     /// The layer that was looked ahead at last, and its probabilities: they are ranked when they
     /// are asked for, so that a predictor that is not costs next to nothing.
     ahead: Option<u32>,
-    /// It was looked ahead in the last event.
+    /// Whether the last event looked ahead.
     is_new: bool,
     probs: Vec<f32>,
     /// Room to order a layer's experts.

@@ -38,7 +38,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// One that is missing as a whole.
+    /// An expert that is missing as a whole.
     pub fn whole(expert: u32, n_tokens: f64) -> Missing {
         Missing { expert, n_tokens, part: 1.0 }
     }

@@ -34,7 +34,7 @@ impl Rates {
         Rates { keep, short: vec![0.0; n_cells], long: vec![0.0; n_cells] }
     }
 
-    /// As if each expert had always been used at a rate.
+    /// The rates of experts that had always been used so often.
     pub fn with(rates: Vec<f32>) -> Rates {
         Rates { short: rates.clone(), long: rates, ..Rates::new(0) }
     }

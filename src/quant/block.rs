@@ -91,7 +91,7 @@ pub trait IntBlock: Block {
     /// (d, dmin); dmin is 0 if there are no mins.
     fn stored(&self) -> (Self::Stored, Self::Stored);
 
-    /// As [`IntBlock::stored`], as numbers.
+    /// [`IntBlock::stored`] as numbers.
     #[inline]
     fn scales(&self) -> (f32, f32) {
         let (d, dmin) = self.stored();
@@ -115,7 +115,7 @@ pub fn blocks_of<B: Block>(bytes: &[u8]) -> &[B] {
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) }
 }
 
-/// As [`blocks_of`], to write.
+/// [`blocks_of`], to write.
 pub fn blocks_of_mut<B: Block>(bytes: &mut [u8]) -> &mut [B] {
     let size = size_of::<B>();
     assert_eq!(bytes.len() % size, 0, "{} bytes are no whole {} blocks", bytes.len(), B::TYPE);

@@ -132,7 +132,7 @@ macro_rules! with_block {
     };
 }
 
-/// As `with_block`, for the types that are [`IntBlock`]s.
+/// `with_block` for the types that are [`IntBlock`]s.
 #[macro_export]
 macro_rules! with_int_block {
     ($ty:expr, $call:ident $args:tt) => {
@@ -206,7 +206,7 @@ pub fn quantize(ty: TensorType, src: &[f32], dst: &mut [u8]) -> usize {
     quantize_weighted(ty, src, None, src.len(), dst)
 }
 
-/// As [`quantize`] with rows of `row_len`, where an error in column i counts `importance[i]` times
+/// [`quantize`] with rows of `row_len`, where an error in column i counts `importance[i]` times
 /// (not negative; the mean square of the activations that the column meets). Formats without a
 /// search for their scales have no use for it.
 ///

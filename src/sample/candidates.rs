@@ -35,7 +35,7 @@ enum Order {
     Other,
 }
 
-/// What a draw found.
+/// The candidate that a draw found.
 pub struct Drawn {
     /// Where in the list.
     pub at: usize,

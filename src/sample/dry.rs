@@ -12,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 pub struct DryOptions {
     /// The penalty of a repetition of `allowed_length`; 0: none.
     pub multiplier: f32,
-    /// What each token more multiplies the penalty by.
+    /// The factor on the penalty for each token more.
     pub base: f32,
     pub allowed_length: i32,
     /// How many tokens back repetitions are looked for; −1: all, 0: none.

@@ -79,7 +79,7 @@ impl Stage for Bias {
     }
 }
 
-/// What ends a chain: the choice of a token.
+/// The end of a chain: the choice of a token.
 enum Choice {
     Draw,
     Mirostat(Mirostat),
@@ -206,9 +206,9 @@ impl Sampler {
         self.choose()
     }
 
-    /// What `sample` answers to all logits, from the `n_best` greatest: the greatest first, of
-    /// equals the lowest id, and before all others those that are no numbers below +∞. There are
-    /// more logits than these.
+    /// Chooses the token that `sample` would choose of all logits, from the `n_best` greatest: the
+    /// greatest first, of equals the lowest id, and before all others those that are no numbers
+    /// below +∞. There are more logits than these.
     ///
     /// # Panics
     /// If there are not `n_best` of them.

@@ -37,13 +37,13 @@ pub struct SamplerOptions {
     /// With a version, takes the place of the whole chain but the temperature.
     pub mirostat: MirostatOptions,
     pub adaptive: AdaptiveOptions,
-    /// Those of one token add up.
+    /// Biases of one token add up.
     pub logit_bias: Vec<LogitBias>,
     /// `None`: a random one.
     pub seed: Option<u64>,
 }
 
-/// What is added to a token's logit.
+/// A number that is added to a token's logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitBias {
     pub id: u32,

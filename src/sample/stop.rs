@@ -59,7 +59,7 @@ impl StopMatcher {
             .map_or(0, |at| self.held.len() - at)
     }
 
-    /// What is still held when the text ends without a stop string.
+    /// The text that is still held when the text ends without a stop string.
     pub fn finish(&mut self) -> &str {
         self.ready = std::mem::take(&mut self.held);
         &self.ready

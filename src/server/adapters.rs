@@ -17,7 +17,7 @@ use crate::engine::Engine;
 pub struct AdapterScales(RwLock<Arc<[f32]>>);
 
 impl AdapterScales {
-    /// As the engine's options say.
+    /// The scales of the engine's options.
     pub fn of(engine: &Engine) -> AdapterScales {
         AdapterScales(RwLock::new(engine.adapter_scales().into()))
     }

@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// The longest silence of a stream.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Those who look, and the newest snapshot, which they share.
+/// The number of viewers, and the newest snapshot, which they share.
 #[derive(Debug, Default)]
 pub struct Viewers {
     n: AtomicUsize,

@@ -114,7 +114,7 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// Those of a peer, which computes experts and no texts.
+    /// The options of a peer, which computes experts and no texts.
     pub fn of_peer(address: Address, keys: Keys) -> ServerOptions {
         ServerOptions {
             metrics: address.is_local(),

@@ -292,7 +292,7 @@ pub mod tests {
         (Templates::new(template, Map::new(), trusts_content, &tokenizer).unwrap(), tokenizer)
     }
 
-    /// As Gemma's, Mistral's and Llama 2's: turns of user and assistant alternate.
+    /// Turns of user and assistant alternate, as in Gemma's, Mistral's and Llama 2's templates.
     const ALTERNATING: &str = "{% for m in messages %}\
         {% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
         {{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}\

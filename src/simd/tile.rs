@@ -16,7 +16,7 @@ pub struct Tile<'a> {
     stride: usize,
 }
 
-/// The same, to write.
+/// A tile to write.
 pub struct TileMut<'a> {
     data: &'a mut [f32],
     rows: usize,

@@ -243,7 +243,7 @@ impl CostModel {
         CostModel::measured(machine.link, &timer, k, prompt_share.min(1.0))
     }
 
-    /// The same for policies that plan by costs; a token uses `k` experts.
+    /// The costs for policies that plan by them; a token uses `k` experts.
     pub fn timer(&self, geometry: &Geometry, k: usize) -> Costs {
         let load_ns = self.link.latency_ns + self.link.transfer_ns(geometry.expert_bytes);
         Costs {

@@ -22,7 +22,7 @@ pub enum Budget {
 pub enum Caching {
     #[default]
     Keep,
-    /// It leaves at once, and the memory serves prefetch alone: how MoE-Infinity measures
+    /// An expert leaves at once, and the memory serves prefetch alone: how MoE-Infinity measures
     /// prefetching apart from caching (Tables 2 and 3). All slots are transit, which holds what is
     /// on its way to be used once, and decode demands as a prompt does, which leaves nothing.
     Release,
@@ -50,7 +50,7 @@ pub struct SimOptions {
 }
 
 impl Tiers {
-    /// As large as the options' geometry makes them.
+    /// The tiers that the options' geometry makes.
     pub fn of(routing: &dyn Routing, options: &SimOptions) -> Result<Tiers> {
         let needs = options.geometry.needs(routing.n_experts(), routing.k());
         Tiers::plan(&needs, options.budget, options.caching)

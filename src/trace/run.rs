@@ -17,7 +17,7 @@ pub fn simulate(routing: &dyn Routing, options: &SimOptions) -> Result<Report> {
     simulate_policy(routing, options, Tiers::of(routing, options)?, build)
 }
 
-/// The same with slots, reads and a policy of the caller's.
+/// Simulates with slots, reads and a policy of the caller's.
 pub fn simulate_policy(
     routing: &dyn Routing,
     options: &SimOptions,
@@ -181,7 +181,7 @@ impl<'a> Run<'a> {
         self.machine.release(&mut self.work);
     }
 
-    /// As `Model::prefetch_after`.
+    /// See `Model::prefetch_after`.
     fn prefetch_after(&mut self, layer: usize) {
         let n_experts = self.routing.n_experts();
         let next = (layer + 1..n_experts.len()).find(|l| n_experts[*l] > 0);

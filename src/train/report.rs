@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 pub const LLAPOR: &str = "llapor";
-/// The same from two layers before.
+/// LLaPor from two layers before.
 pub const LLAPOR_SECOND: &str = "llapor-2";
 pub const GATE: &str = "gate";
 pub const STATISTICS: &str = "statistics";

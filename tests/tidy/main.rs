@@ -301,6 +301,22 @@ fn unsafe_code_says_why_it_is_sound() {
 }
 
 #[test]
+fn doc_comments_begin_with_their_subject() {
+    let bad = Regex::new(r"^\s*//[/!] (?:The same|As|Those|It|What|One that)\b").unwrap();
+    let mut faults = Vec::new();
+    for source in rust_sources().filter(Source::in_program) {
+        let mut is_first = true;
+        for (no, line) in source.lines() {
+            if is_first && bad.is_match(line) {
+                faults.push(format!("{}:{no}: the noun is missing: {}", source.path, line.trim()));
+            }
+            is_first = !line.trim_start().starts_with("//");
+        }
+    }
+    report(faults);
+}
+
+#[test]
 fn banned_words_do_not_occur() {
     // In halves, so that this file passes its own test.
     let anywhere = [

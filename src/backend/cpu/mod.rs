@@ -104,7 +104,7 @@ impl Cpu {
         n.div_ceil(self.n_threads() * 4).next_multiple_of(16).min(n.max(1))
     }
 
-    /// As `row_chunk` for light work on `n` rows of `dim` elements, where rows are tokens.
+    /// `row_chunk` for light work on `n` rows of `dim` elements, where rows are tokens.
     pub fn token_chunk(&self, n: usize, dim: usize) -> usize {
         if n * dim <= SERIAL_WORK { n.max(1) } else { n.div_ceil(self.n_threads() * 4) }
     }

@@ -44,7 +44,7 @@ impl Cpu {
         }
     }
 
-    /// The same with experts that `of_token` tells of each token, instead of the best.
+    /// Routes to the experts that `of_token` tells of each token, instead of the best.
     pub fn route_to<'a>(
         &self,
         route: &mut Route,

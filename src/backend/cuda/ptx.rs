@@ -25,7 +25,7 @@ pub struct Module {
 
 /// Machine code of all kernels of a module.
 pub struct Cubin {
-    /// It runs on this compute capability and on newer ones of the same major version.
+    /// The compute capability that runs the code; newer ones of the major version do, too.
     pub compute: u32,
     pub sha256: &'static str,
     pub lzma: &'static [u8],

@@ -102,7 +102,7 @@ kernel_params! {
     }
 }
 
-/// As `ops::DistanceBias`.
+/// `ops::DistanceBias`, with its values in device memory.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceBias<'a> {
     /// f32 [n_head, 2·reach + 1]
@@ -136,7 +136,7 @@ impl<'a> DeviceBias<'a> {
     }
 }
 
-/// As `cpu::attention::AttentionShape`, with its numbers in device memory.
+/// `cpu::attention::AttentionShape`, with its numbers in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceAttention<'a> {
     pub n_head: usize,
@@ -425,8 +425,8 @@ impl Attention {
         4 * tokens * n_head * record_floats(v_dim)
     }
 
-    /// As `launch` by the kernels for prompts, over the rows that `data` has, which are those of
-    /// the positions from `begin` on. Launches go on from the first position that is seen, or one
+    /// Launches the kernels for prompts over the rows that `data` has, which belong to the
+    /// positions from `begin` on. Launches go on from the first position that is seen, or one
     /// before it; the last, whose rows end at or behind `max_seen`, computes `data.out`. `work` is
     /// kept between them.
     ///

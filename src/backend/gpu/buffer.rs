@@ -28,7 +28,7 @@ impl DeviceBuffer {
         Ok(DeviceBuffer { gpu: gpu.clone(), address: gpu.alloc(bytes)?, bytes })
     }
 
-    /// As `new`; the error names the purpose of the memory and the flags that reduce it.
+    /// Allocates; the error names the purpose of the memory and the flags that reduce it.
     pub fn of(gpu: &Device, bytes: usize, what: &str, flags: &str) -> Result<DeviceBuffer> {
         DeviceBuffer::new(gpu, bytes).map_err(|error| {
             no_room(gpu, &format!("{} of {what} ({flags})", size(bytes as u64)), error)
@@ -127,7 +127,7 @@ impl Pinned {
         Ok(Pinned { gpu: gpu.clone(), start, bytes, kind })
     }
 
-    /// As `new`; the error names the purpose of the memory.
+    /// Allocates; the error names the purpose of the memory.
     pub fn of(gpu: &Device, bytes: usize, kind: PinnedKind, what: &str) -> Result<Pinned> {
         let what = format!("{what} in pinned memory (--device cpu needs none)");
         Pinned::new(gpu, bytes, kind).map_err(|error| no_room(gpu, &what, error))

@@ -30,7 +30,7 @@ impl<'a> DeviceRows<'a> {
         DeviceRows { dim, ..self }
     }
 
-    /// The same bytes as rows of `dim` elements, of one head.
+    /// The bytes as rows of `dim` elements, of one head.
     pub fn unpacked(self, dim: usize) -> Self {
         assert!(self.heads == 1 && self.dim == self.stride, "whole rows of one head");
         DeviceRows { dim, stride: dim, n_ctx: self.n_ctx * self.dim / dim, ..self }
@@ -148,7 +148,7 @@ impl CacheStore {
         self.store_blocks(stream, x, tokens, past, rows, 1)
     }
 
-    /// The same of blocks of as many positions, each of which has one row: that of its last token.
+    /// Stores rows of blocks of so many positions; a block has one row, which its last token makes.
     pub fn store_blocks(
         &self,
         stream: &Stream,

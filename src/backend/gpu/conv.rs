@@ -118,7 +118,7 @@ impl Conv {
         }
     }
 
-    /// The same, but of several tokens `past` stays as it is.
+    /// Convolves; but where there are several tokens, `past` stays as it is.
     ///
     /// # Panics
     /// As `launch`.

@@ -115,7 +115,7 @@ impl Delta {
         launch(stream, self.rule, &params, 2)
     }
 
-    /// The same with a decay for each element of a key.
+    /// The rule with a decay for each element of a key.
     ///
     /// # Panics
     /// As `rule`.

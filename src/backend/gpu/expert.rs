@@ -124,7 +124,7 @@ pub struct ExpertShape {
     /// Pairs of a token that read one row of input: all, or 1 where each has a row of its own.
     pub pairs_a_row: usize,
     pub activation: Activation,
-    /// As in `ops::ExpertShape`.
+    /// See `ops::ExpertShape`.
     pub limit: f32,
     pub up_limit: f32,
 }
@@ -226,7 +226,7 @@ pub struct DeviceScales<'a> {
     pub up: DeviceSlice<'a>,
 }
 
-/// As `ops::ExpertForm`, but for what an `ExpertShape` says.
+/// The parts of `ops::ExpertForm` that an `ExpertShape` does not say.
 #[derive(Clone, Copy, Default)]
 pub struct DeviceForm<'a> {
     pub biases: Option<DeviceBiases<'a>>,
@@ -496,7 +496,7 @@ fn gate_up_params(
     }
 }
 
-/// As `kernels/expert.cu` numbers them.
+/// The numbers that `kernels/expert.cu` has for activations.
 fn activation_code(activation: Activation) -> u32 {
     match activation {
         Activation::ReluGated => 3,

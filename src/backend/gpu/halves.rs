@@ -214,8 +214,8 @@ impl Halves {
         unsafe { stream.launch(self.store, grid, &params) }
     }
 
-    /// As `Products::product`, or `Products::add_product` where there is a scale, however many
-    /// tokens there are.
+    /// `Products::product`, or `Products::add_product` where there is a scale, however many tokens
+    /// there are.
     ///
     /// # Panics
     /// If sizes or types do not fit each other, or the scale is 0.
@@ -257,8 +257,8 @@ impl Halves {
         unsafe { stream.launch(self.matmul, grid, &params) }
     }
 
-    /// As `Products::grouped`, but all granules of columns in one launch: granule i, of matrices
-    /// with as many rows, has the columns of part `first + i` of `x`.
+    /// `Products::grouped` with all granules of columns in one launch: granule i, of matrices with
+    /// as many rows, has the columns of part `first + i` of `x`.
     ///
     /// # Panics
     /// If sizes or types do not fit each other.

@@ -5,7 +5,7 @@ use super::cache::DeviceRows;
 use super::{DevicePtr, DeviceSlice, Grid, Stream, kernel_params, kernels, u32_of};
 use crate::Result;
 
-/// As in `kernels/index.cu`.
+/// The sizes of `kernels/index.cu`.
 const THREADS: u32 = 256;
 const TILE: usize = 64;
 const HEADS: usize = 8;
@@ -162,7 +162,7 @@ pub struct DeviceLists<'a> {
 }
 
 impl<'a> DeviceLists<'a> {
-    /// Those of some tokens.
+    /// The lists of some tokens.
     pub fn of_tokens(&self, first: usize, n: usize) -> DeviceLists<'a> {
         let part = |all: DeviceSlice<'a>, each: usize| {
             let each = 4 * self.lists * each;

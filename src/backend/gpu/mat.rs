@@ -5,7 +5,7 @@ use crate::Result;
 use crate::gguf::TensorType;
 use crate::quant;
 
-/// As `simd::MatRef`: `rows` rows of `cols` values of `ty`, `row_stride` bytes apart.
+/// `simd::MatRef` on a device: `rows` rows of `cols` values of `ty`, `row_stride` bytes apart.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMat<'a> {
     pub ty: TensorType,

@@ -178,7 +178,7 @@ pub struct MemoryInfo {
 pub enum EventKind {
     /// A thread that waits for it asks all the time: it goes on at once, and takes a core.
     Plain,
-    /// The same, with a time. It costs more; `elapsed_ms` refuses others.
+    /// A plain event with a time. It costs more; `elapsed_ms` refuses others.
     Timed,
     /// A thread that waits for it sleeps.
     Restful,
@@ -191,7 +191,7 @@ pub enum PinnedKind {
     Cached,
     /// Fast to upload from and to write in order; very slow for the CPU to read.
     WriteCombined,
-    /// As `Cached`; kernels also read and write it in place, at its address in the host.
+    /// Cached memory that kernels also read and write in place, at its address in the host.
     Mapped,
 }
 
@@ -303,8 +303,8 @@ pub trait Gpu: Send + Sync {
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()>;
     fn event_is_done(&self, event: EventId) -> Result<bool>;
     fn synchronize_event(&self, event: EventId) -> Result<()>;
-    /// As `synchronize_event`; returns why the event is not done if it is not within this time, as
-    /// a clause. The emulated device sees at once that it never will be.
+    /// Waits for this time at most; returns why the event is not done by then, as a clause. The
+    /// emulated device sees at once that it never will be.
     fn synchronize_event_within(&self, event: EventId, most: Duration) -> Result<Option<String>> {
         stuck(self.info(), most, || self.event_is_done(event))
     }
@@ -312,7 +312,7 @@ pub trait Gpu: Send + Sync {
     fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32>;
     fn stream_is_done(&self, stream: StreamId) -> Result<bool>;
     fn synchronize_stream(&self, stream: StreamId) -> Result<()>;
-    /// As `synchronize_event_within`.
+    /// `synchronize_event_within`, for a stream.
     fn synchronize_stream_within(&self, s: StreamId, most: Duration) -> Result<Option<String>> {
         stuck(self.info(), most, || self.stream_is_done(s))
     }

@@ -126,8 +126,8 @@ impl Norm {
         self.rms_norm_columns(stream, Columns::new(x, dim, 0), weight, eps, Some(out))
     }
 
-    /// As `rms_norm_rows`, and stores the results in records of the kinds that there are, Q8_0 and
-    /// Q8_K: the bits of `Quantize::store`.
+    /// `rms_norm_rows` that also stores the results in records of the kinds that there are, Q8_0
+    /// and Q8_K: the bits of `Quantize::store`.
     pub fn rms_norm_acts(
         &self,
         stream: &Stream,
@@ -189,7 +189,7 @@ impl Norm {
         self.rms(stream, self.rms_norm_in_place, params)
     }
 
-    /// As `rms_norm_groups`, into `out`.
+    /// `rms_norm_groups` into `out`.
     pub fn rms_norm_groups_into(
         &self,
         stream: &Stream,

@@ -37,7 +37,7 @@ pub fn u32_of(n: usize) -> u32 {
 #[derive(Debug)]
 pub struct Field {
     pub name: &'static str,
-    /// As Rust writes it: DevicePtr, u64, u32 or f32.
+    /// The type's name in Rust: DevicePtr, u64, u32 or f32.
     pub ty: &'static str,
     pub offset: usize,
     pub size: usize,

@@ -123,7 +123,7 @@ impl Router {
         unsafe { self.launch(stream, route, choice, vectors, None) }
     }
 
-    /// The same with experts that are given, instead of the best.
+    /// Routes to experts that are given, instead of the best.
     ///
     /// # Panics
     /// If sizes do not fit each other.

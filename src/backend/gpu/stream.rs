@@ -51,7 +51,7 @@ impl Stream {
         unsafe { self.gpu.copy_up(self.id, to.address(), from.as_ptr(), from.len()) }
     }
 
-    /// As `upload`, from `to.len()` bytes that may be written until it runs.
+    /// Uploads `to.len()` bytes that may be written until the copy runs.
     ///
     /// # Safety
     /// The bytes at `from` exist until the copy is done, and are not written while it runs.
@@ -181,8 +181,7 @@ impl Stream {
         self.gpu.synchronize_stream(self.id)
     }
 
-    /// As `synchronize`, for a stream that does not wait for this thread: an error if the device
-    /// is stuck.
+    /// Waits for a stream that does not wait for this thread: an error if the device is stuck.
     pub fn synchronize_watched(&self) -> Result<()> {
         watched(self.gpu.synchronize_stream_within(self.id, WATCHDOG)?)
     }
@@ -275,8 +274,7 @@ impl Event {
         self.gpu.synchronize_event(self.id)
     }
 
-    /// As `synchronize`, for a point that does not wait for this thread: an error if the device is
-    /// stuck.
+    /// Waits for a point that does not wait for this thread: an error if the device is stuck.
     pub fn synchronize_watched(&self) -> Result<()> {
         watched(self.gpu.synchronize_event_within(self.id, WATCHDOG)?)
     }

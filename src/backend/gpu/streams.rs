@@ -124,7 +124,7 @@ pub struct OutputWeights<'a> {
 pub struct GatedStreams<'a> {
     /// f32 [tokens, n, n_embd]
     pub streams: DeviceSlice<'a>,
-    /// As `streams`; their sigmoids multiply them, if there are some.
+    /// Numbers of the streams' shape, whose sigmoids multiply the streams, if there are some.
     pub gates: Option<DeviceSlice<'a>>,
     /// Mixes and the weights of outputs that they make, f32 [tokens, n] both.
     pub weights: Option<[DeviceSlice<'a>; 2]>,

@@ -79,7 +79,7 @@ impl ExpertShape {
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertForm<'a> {
     pub activation: Activation,
-    /// As in [`ExpertShape`].
+    /// See [`ExpertShape`].
     pub limit: f32,
     pub up_limit: f32,
     pub biases: Option<&'a ExpertBiases>,

@@ -35,7 +35,7 @@ struct Shape {
     chunk: Option<usize>,
     cap: Option<f32>,
     sinks: bool,
-    /// As in an encoder: every query sees every position, with a bias by distance.
+    /// An encoder's view: every query sees every position, with a bias by distance.
     all: bool,
     /// Scores fall with the distance, however far it is.
     slopes: bool,
@@ -135,7 +135,7 @@ struct Case {
     q: Vec<f32>,
     /// All positions: [n_ctx, n_head_kv, dim].
     kv: [Vec<f32>; 2],
-    /// The same in the CPU's form.
+    /// `kv` in the CPU's form.
     caches: [RowBytes; 2],
 }
 

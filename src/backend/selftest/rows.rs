@@ -9,7 +9,7 @@ use crate::backend::gpu::{DeviceBuffer, Stream};
 
 /// Changes `x` on the device; `y` lies there, too.
 type Change = fn(&Rows, &Stream, &DeviceBuffer, &DeviceBuffer) -> Result<()>;
-/// The same on the CPU.
+/// Changes `x` on the CPU.
 type Twin = fn(&Bench, &mut [f32], &[f32]);
 
 const FACTOR: f32 = 45.254834;

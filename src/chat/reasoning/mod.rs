@@ -18,7 +18,7 @@ use crate::tokenizer::{EncodeOptions, TokenType, Tokenizer};
 use serde_json::{Map, json};
 use table::{FORMATS, Shape};
 
-/// What the self-check says.
+/// The texts of the self-check.
 const REASONING: &str = "Seven is odd.";
 const ANSWER: &str = "It is odd.";
 

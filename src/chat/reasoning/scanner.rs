@@ -95,7 +95,7 @@ impl Scanner {
         self.scan(false)
     }
 
-    /// What was held back, when no text follows.
+    /// The parts that were held back, when no text follows.
     pub fn finish(&mut self) -> Vec<Delta> {
         self.scan(true)
     }
@@ -472,7 +472,7 @@ mod tests {
         }
     }
 
-    /// What a budget writes to end the reasoning does end it.
+    /// The end that a budget writes does end the reasoning.
     #[test]
     fn the_forced_end_begins_the_answer() {
         for format in FORMATS {

@@ -7,7 +7,7 @@ use crate::Result;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-/// What a user asks for.
+/// The reasoning that a user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Think {
     On,
@@ -122,7 +122,7 @@ impl Switch {
 }
 
 impl ChatTemplate {
-    /// What to pass to `render` for `think`; `None` if the template has no switch for it.
+    /// The variables to pass to `render` for `think`; `None` if the template has no switch for it.
     pub fn thinking(&self, think: Think) -> Result<Option<Setting>> {
         let reads = self.variables()?;
         let mut setting = Setting { ungraded: true, ..Setting::default() };
@@ -152,15 +152,15 @@ impl ChatTemplate {
         Ok(if is_off { switch(true) } else { Map::new() })
     }
 
-    /// What makes the template keep the reasoning of earlier answers, or leave it out; empty if it
-    /// has no switch for that.
+    /// The variables that make the template keep the reasoning of earlier answers, or leave it out;
+    /// empty if it has no switch for that.
     pub fn keeping_reasoning(&self, keep: bool) -> Result<Map<String, Value>> {
         let reads = self.variables()?;
         let known = KEEPERS.iter().filter(|(name, _)| reads(name));
         Ok(known.map(|(name, kept)| (name.to_string(), (*kept == keep).into())).collect())
     }
 
-    /// What tells the template of a budget of `n` tokens, if it wants to know.
+    /// The variable that tells the template of a budget of `n` tokens, if it wants to know.
     pub fn thinking_budget(&self, n: usize) -> Result<Option<(String, Value)>> {
         Ok(self.variables()?(BUDGET).then(|| (BUDGET.to_string(), n.into())))
     }

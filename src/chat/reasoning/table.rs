@@ -18,7 +18,7 @@ pub(super) enum Shape {
     Block {
         open: &'static str,
         close: &'static str,
-        /// What may enclose the answer.
+        /// Markers that may enclose the answer.
         answer: Option<(&'static str, &'static str)>,
     },
     /// Messages with a header each, which names the channel.

@@ -419,7 +419,7 @@ impl CallScanner {
         }
     }
 
-    /// It was no call: what was read of it is content.
+    /// Ends a call that was none: the text that was read of it is content.
     fn fail(&mut self) {
         self.state = State::Text;
         self.early = None;

@@ -119,7 +119,7 @@ impl Tools {
         (!self.is_empty()).then(|| Value::Array(self.declared.clone()))
     }
 
-    /// Those of these names.
+    /// The tools of these names.
     pub fn only(&self, names: &[String]) -> Self {
         let kept = |tool: &&Tool| names.contains(&tool.name);
         let pairs = self.list.iter().zip(&self.declared).filter(|(tool, _)| kept(tool));

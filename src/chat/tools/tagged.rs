@@ -26,7 +26,7 @@ pub enum State {
 }
 
 pub enum Step {
-    /// It takes more text to go on.
+    /// The scanner needs more text to go on.
     Wait(State),
     On(State),
     /// The call's end is what is held now.

@@ -221,7 +221,7 @@ fn read(events: &[Event]) -> Read {
     out
 }
 
-/// The same text in one piece, in characters, and cut in two at each place, gives the same events.
+/// Scans a text in one piece, in characters, and cut in two at each place: the events are equal.
 fn scan_all_ways(format: &'static ToolFormat, thinks: bool, text: &str) -> Vec<Event> {
     let whole = scan(format, thinks, [text]);
     let mut ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();

@@ -55,7 +55,7 @@ impl<S: JobSink> Core<S> {
         Core::with_pages(engine, sessions, prompt_share, Pages::new(page_bytes))
     }
 
-    /// The same; `folder` keeps all texts besides.
+    /// A core whose `folder` keeps all texts besides.
     pub fn on_disk(
         engine: &Arc<Engine>,
         sessions: Vec<Session>,
@@ -70,7 +70,7 @@ impl<S: JobSink> Core<S> {
         Ok(Core::with_pages(engine, sessions, prompt_share, pages))
     }
 
-    /// As [`Core::new`], with the pages of another one that had the same sessions.
+    /// [`Core::new`] with the pages of another core that had the same sessions.
     pub(in crate::engine) fn with_pages(
         engine: &Arc<Engine>,
         sessions: Vec<Session>,

@@ -22,7 +22,7 @@ pub struct Marks {
     branches: Vec<usize>,
     /// Positions of the next pass, in their order.
     next: Vec<usize>,
-    /// Those of planned passes that go when there is a later one.
+    /// Positions of planned passes that go when there is a later one.
     passing: Vec<usize>,
     /// The passing one that is kept.
     kept: Option<usize>,

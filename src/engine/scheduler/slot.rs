@@ -284,7 +284,7 @@ impl<S: JobSink> Slot<S> {
         !self.is_loading() && self.wants_prompt()
     }
 
-    /// As [`Slot::has_prompt`], also while it comes from disk.
+    /// [`Slot::has_prompt`], also while the text comes from disk.
     pub fn wants_prompt(&self) -> bool {
         !self.is_parked && self.job.as_ref().is_some_and(|job| !job.is_decoding(&self.session))
     }
@@ -294,7 +294,7 @@ impl<S: JobSink> Slot<S> {
         self.wants_decode() && self.session.n_past() < self.room
     }
 
-    /// As [`Slot::can_decode`], if the session has room for the token.
+    /// [`Slot::can_decode`], if the session has room for the token.
     pub fn wants_decode(&self) -> bool {
         let wants = |job: &Running<S>| job.is_decoding(&self.session) && !job.is_full();
         !self.is_parked && self.job.as_ref().is_some_and(wants)
@@ -310,7 +310,7 @@ impl<S: JobSink> Slot<S> {
         self.job.as_mut().map_or(Ok(()), |job| job.encode(&mut self.session))
     }
 
-    /// As [`Running::begin`].
+    /// See [`Running::begin`].
     pub fn begin(&mut self) -> usize {
         self.job.as_mut().map_or(0, |job| job.begin(&self.session))
     }
@@ -410,12 +410,12 @@ impl<S: JobSink> Slot<S> {
         self.job.iter_mut().for_each(|job| job.add_traffic(part));
     }
 
-    /// As [`Running::count_stall`].
+    /// See [`Running::count_stall`].
     pub fn count_stall(&self, start: Instant, counts: &mut Counts) {
         self.job.iter().for_each(|job| job.count_stall(start, counts));
     }
 
-    /// As [`Running::count_step`].
+    /// See [`Running::count_step`].
     pub fn count_step(&mut self, counts: &mut Counts) {
         self.job.iter_mut().for_each(|job| job.count_step(counts));
     }

@@ -71,7 +71,7 @@ impl Scheduler {
         Scheduler::on_disk(engine, options, None)
     }
 
-    /// The same; `folder` keeps all texts, for the next scheduler.
+    /// A scheduler whose `folder` keeps all texts, for the next scheduler.
     pub fn on_disk(
         engine: &Arc<Engine>,
         options: SchedulerOptions,

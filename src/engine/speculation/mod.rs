@@ -26,7 +26,7 @@ pub enum SpecMode {
     /// Never: each pass computes one token of a text.
     #[default]
     Off,
-    /// As far as it saves time, by what passes took so far.
+    /// Where drafts save time, by what passes took so far.
     Auto,
     /// Whenever there is a draft.
     Always,
@@ -100,7 +100,7 @@ impl DraftCounts {
         self.0[source as usize]
     }
 
-    /// Those of all sources.
+    /// The counts of all sources together.
     pub fn all(&self) -> Drafted {
         let add = |a: Drafted, b: &Drafted| Drafted {
             n: a.n + b.n,

@@ -29,7 +29,7 @@ impl Arena {
         self.parts.iter()
     }
 
-    /// The same as memory that a device can copy from.
+    /// The parts as memory that a device can copy from.
     pub fn memory(&self) -> impl Iterator<Item = HostMemory> {
         let slot_bytes = self.slot_bytes;
         self.parts.iter().filter(|part| !part.is_empty()).map(move |part| {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// As many nodes as asked for; the system need not have them.
+    /// Makes up this number of nodes; the system need not have them.
     fn nodes(n: usize) -> Vec<Node> {
         let node = |number| Node { number, processors: vec![0], memory_bytes: 1 };
         (0..n).map(node).collect()

@@ -35,7 +35,8 @@ impl Files {
         Files::collect(files, open_for_reads)
     }
 
-    /// The same with every read through the page cache, as on file systems that refuse the other.
+    /// Opens the files with every read through the page cache, for file systems that refuse direct
+    /// reads.
     pub fn through_cache<'a>(
         files: impl IntoIterator<Item = (&'a Path, &'a File)>,
     ) -> Result<Files> {
@@ -75,7 +76,7 @@ impl Files {
         &self.shards[shard].file
     }
 
-    /// As long as the file is at this moment.
+    /// The length of the file at this moment.
     pub(crate) fn n_bytes(&self, shard: usize) -> io::Result<u64> {
         Ok(self.file(shard).metadata()?.len())
     }

@@ -142,7 +142,7 @@ pub fn open(
     open_with_depth(kind, DEPTH, files, memory, faults, source)
 }
 
-/// The same with a depth of the caller's, for measurements and tests.
+/// Opens a link with a depth of the caller's, for measurements and tests.
 pub fn open_with_depth(
     kind: IoKind,
     depth: usize,

@@ -58,9 +58,9 @@ pub struct Shared {
 
 /// Why a peer cannot be asked.
 enum Trouble {
-    /// It may answer later.
+    /// The peer may answer later.
     Away(String),
-    /// It is the wrong one, or does not let this machine in.
+    /// The peer is the wrong one, or does not let this machine in.
     Refused(String),
 }
 
@@ -162,7 +162,7 @@ impl Shared {
         }
     }
 
-    /// It has answered, late or not.
+    /// Notes that the peer has answered, late or not.
     fn answered(&self) {
         if self.is_late.swap(false, Ordering::SeqCst) {
             log::info!("{} answers again", self.url);

@@ -250,7 +250,7 @@ impl PolicyDriver {
         predictor.verdict().or_else(|| predictor.deputy().and_then(of_deputy))
     }
 
-    /// The same from what the policy has heard by now; `None` while it is at work.
+    /// The verdict from what the policy has heard by now; `None` while the policy is at work.
     pub fn verdict_if_free(&self) -> Option<String> {
         let front = self.front.try_lock().ok()?;
         let predictor = front.predictor.as_ref()?;

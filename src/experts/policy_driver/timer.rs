@@ -67,7 +67,7 @@ impl Timer {
         load_ns.is_finite().then_some(Costs { load_ns, ..costs })
     }
 
-    /// The same, for the profile.
+    /// The costs for the profile.
     pub fn measured(&self, counters: &Counters) -> Option<Measured> {
         let costs = self.costs(counters)?;
         let n_needed = counters.hits_whole + counters.hits_partial + counters.misses;

@@ -170,7 +170,7 @@ impl Worker {
         self.beside().parts[part].verdict()
     }
 
-    /// The same, or `None` while the thread is at work.
+    /// The verdict, or `None` while the thread is at work.
     pub fn verdict_if_free(&self, part: usize) -> Option<String> {
         self.beside.try_lock().ok()?.parts[part].verdict()
     }

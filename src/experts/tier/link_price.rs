@@ -102,7 +102,7 @@ impl LinkPrice {
         is_price.then_some(price).ok_or_else(|| format!("{price} is not between 0 and 1"))
     }
 
-    /// The same section: little-endian. `None` if nothing is known.
+    /// Writes the section that `decode` reads: little-endian. `None` if nothing is known.
     pub fn encode(&self) -> Option<Vec<u8>> {
         let is_known = self.n >= LEAST || self.known > 0.0;
         is_known.then(|| self.price.to_le_bytes().to_vec())

@@ -35,11 +35,11 @@ pub struct Entry {
     pub fault: Option<Fault>,
     /// Its slots are in its layer's slot table. While the layer is pinned, it is.
     pub is_in_slot_table: bool,
-    /// It is among the changed experts of its layer.
+    /// Whether the expert is among the changed ones of its layer.
     is_changed: bool,
     /// The number of its layer's pins when its use was counted last.
     counted_at: u64,
-    /// It came to fill free room and has not been demanded.
+    /// Whether the expert came to fill free room and has not been demanded.
     pub is_filler: bool,
     /// Demands that found it whole, and the others. They wrap around.
     pub n_hits: u32,

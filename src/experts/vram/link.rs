@@ -39,7 +39,7 @@ struct Flight {
     /// That of the event behind it, and of the buffer that it is in if it was packed.
     buffer: usize,
     n_bytes: u64,
-    /// It is copied from where it is.
+    /// Present while the granule is copied from where it is.
     hold: Option<Hold>,
 }
 

@@ -59,7 +59,7 @@ pub struct VramOptions {
     pub policy: PolicySpec,
     /// Experts that a token uses in a layer.
     pub k: usize,
-    /// Those that may be here; all, where one device holds experts.
+    /// The experts that may be here; all, where one device holds experts.
     pub own: Option<Own>,
     /// The profile that policies have learned for the model.
     pub profile: Profile,
@@ -250,7 +250,7 @@ impl VramTier {
         );
     }
 
-    /// Those that may be here.
+    /// The experts that may be here.
     fn own<'a>(&self, layer: usize, experts: &'a [u32]) -> Cow<'a, [u32]> {
         match &self.core().own {
             None => Cow::Borrowed(experts),

@@ -31,7 +31,7 @@ impl VramTiers {
         self.of_device.iter().flatten().map(|vram| &**vram)
     }
 
-    /// Those that hold experts of a layer, with their devices.
+    /// Tiers that hold experts of a layer, with their devices.
     pub fn of_layer(&self, layer: usize) -> impl Iterator<Item = (usize, &VramTier)> {
         let of_device = self.of_device.iter().enumerate();
         let there = of_device.filter_map(|(device, vram)| Some((device, vram.as_deref()?)));

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// The positions that a query sees.
 #[derive(Clone, Copy)]
 pub enum Sees {
-    /// Those of its own text up to its own (decoder).
+    /// Positions of its own text up to its own (decoder).
     UpToItself,
     /// All of its own text, which is one segment (encoder).
     WholeText,

@@ -98,7 +98,7 @@ impl<'a> GpuActs<'a> {
         acts
     }
 
-    /// As `at`, and stores `x` there.
+    /// Makes the forms of `x` at a place of their own, and stores them there.
     pub fn fill(
         ops: &Ops,
         stream: &Stream,
@@ -114,7 +114,7 @@ impl<'a> GpuActs<'a> {
         Ok(acts)
     }
 
-    /// As `fill` of the normalised rows of `x`, which are stored in `h` too.
+    /// `fill` of the normalised rows of `x`, which are stored in `h` too.
     pub fn fill_normed(
         ops: &Ops,
         stream: &Stream,
@@ -135,7 +135,7 @@ impl<'a> GpuActs<'a> {
         Ok(acts)
     }
 
-    /// The same, and rounded to each of `types` whose matrices tensor cores multiply, if `x`, the
+    /// Adds the rows rounded to each of `types` whose matrices tensor cores multiply, if `x`, the
     /// f32 form, lies in place and not in `memory`.
     pub fn halves_at(
         mut self,
@@ -156,7 +156,7 @@ impl<'a> GpuActs<'a> {
         self
     }
 
-    /// As `halves_at`, and stores them there.
+    /// Rounds as `halves_at` says, and stores the rounded rows.
     pub fn with_halves(
         self,
         ops: &Ops,

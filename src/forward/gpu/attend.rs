@@ -114,7 +114,7 @@ impl<'a> GpuPass<'a> {
         self.attend_into(segment, view, q, rows, attended)
     }
 
-    /// As `attend`, and stores the segment's records if there are any.
+    /// Attends into `attended`, and stores the segment's records if there are any.
     pub fn attend_into(
         &self,
         segment: &GpuSegment<'a>,
@@ -136,7 +136,7 @@ impl<'a> GpuPass<'a> {
         self.mixer_product(l, output, &self.attended_acts(output)?)
     }
 
-    /// The same of values in the form that the projection reads.
+    /// Projects values that are in the form that the projection reads.
     pub fn mixer_product(&self, l: usize, output: &GpuLinear, acts: &GpuActs) -> Result<()> {
         let Some(scale) = self.mixer_residual(l) else {
             return self.linear(output, acts, self.y());

@@ -12,7 +12,7 @@ pub struct Devices<'d> {
 }
 
 impl Devices<'_> {
-    /// The same devices, for one pass.
+    /// Lends the devices for one pass.
     pub fn again(&mut self) -> Devices<'_> {
         Devices { dev: self.dev, state: self.state }
     }

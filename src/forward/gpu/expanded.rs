@@ -72,7 +72,7 @@ struct Expanded<'a> {
     weights: DeviceSlice<'a>,
     /// See `Attention::piece_work_bytes`.
     work: DeviceSlice<'a>,
-    /// As many positions as there is room for.
+    /// Rows for the positions that there is room for.
     keys: DeviceRows<'a>,
     values: DeviceRows<'a>,
 }

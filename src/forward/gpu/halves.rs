@@ -65,7 +65,7 @@ impl<'a> GpuPass<'a> {
         types
     }
 
-    /// The same, of a layer's experts that read h.
+    /// The halves of h that a layer's experts read.
     fn ffn_halves(&self, l: usize) -> HalfTypes {
         let mut types = match self.ffn_weights(l).has_own_input() {
             true => HalfTypes::default(),

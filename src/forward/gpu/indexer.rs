@@ -131,7 +131,7 @@ impl<'a> GpuPass<'a> {
         self.choose(None, keys)
     }
 
-    /// The same of an indexer by the means of blocks' keys, which are in a cache of their own.
+    /// Chooses for an indexer by the means of blocks' keys, which are in a cache of their own.
     pub fn choose_by_means(&mut self, l: usize, w: &GpuBlockIndexer) -> Result<()> {
         let (i, params) = (&self.layout().index, self.indexer_params());
         let slot = self.hyper().second_slot(l);
@@ -200,7 +200,7 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// The same for rows that see what was chosen.
+    /// Attends where rows see the positions that were chosen.
     fn attend_chosen(
         &self,
         segment: &GpuSegment<'a>,

@@ -16,7 +16,7 @@ enum ExpertPath<'a> {
     Pipeline(&'a VramTiers),
     /// Grouped by the first device, which has all of them. The host reads the route later.
     Device(&'a VramTiers),
-    /// As the host divides them among the devices and the CPU, once it has read the route.
+    /// Divided by the host among the devices and the CPU, once the host has read the route.
     Host,
 }
 

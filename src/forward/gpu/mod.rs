@@ -251,7 +251,7 @@ impl Model {
 }
 
 impl Devices<'_> {
-    /// As `Model::forward`. The device computes the layers that it holds.
+    /// `Model::forward`, where the device computes the layers that it holds.
     pub fn forward<'a>(
         &'a mut self,
         model: &'a Model,
@@ -264,7 +264,7 @@ impl Devices<'_> {
         layer_loop::run(&mut self.pass(model, cpu, batch, caches, b, observer))
     }
 
-    /// As `Model::encode`. The device computes the layers that it holds.
+    /// `Model::encode`, where the device computes the layers that it holds.
     pub fn encode<'a>(
         &'a mut self,
         model: &'a Model,

@@ -405,7 +405,7 @@ impl<'a> GpuPass<'a> {
         is_prompt && !self.dev.is_exact
     }
 
-    /// The same activations rounded to `types` too, if the pass's halves are multiplied so.
+    /// Adds the activations rounded to `types`, if the pass's halves are multiplied so.
     pub fn with_halves(
         &self,
         acts: GpuActs<'a>,

@@ -67,9 +67,9 @@ pub struct KeptLayout {
     pub tokens: ByteRange,
     /// f32 [tokens, n_rot / 2, 2]: cosines and sines of the rows' positions
     pub cos_sin: ByteRange,
-    /// The same of sliding layers, if they turn otherwise
+    /// `cos_sin` of sliding layers, if they turn otherwise
     pub sliding_cos_sin: ByteRange,
-    /// The same of the first positions of the rows' blocks, if an indexer has means of blocks
+    /// `cos_sin` of the first positions of the rows' blocks, if an indexer has means of blocks
     pub means_cos_sin: ByteRange,
     /// f32 [tokens, head_dim / 2, 2]: factors on queries, and zeros
     pub temperature: ByteRange,

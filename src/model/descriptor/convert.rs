@@ -281,15 +281,15 @@ struct Target {
 pub enum Kind {
     #[default]
     All,
-    /// Those that route: any layer that has a tensor whose targets are all of this kind.
+    /// Layers that route: any layer that has a tensor whose targets are all of this kind.
     Moe,
     /// The others.
     Dense,
-    /// Those that mix positions by a recurrent state, told in the same way.
+    /// Layers that mix positions by a recurrent state, told in the way of `Moe`.
     Recurrent,
     /// The others.
     Attention,
-    /// Those behind the last, which predict further tokens.
+    /// Layers behind the last, which predict further tokens.
     Next,
 }
 

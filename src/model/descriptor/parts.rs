@@ -233,7 +233,7 @@ pub enum Mixer {
 pub enum RecurrenceKind {
     /// A gated delta rule (arXiv 2412.06464). Value heads of a key head are adjacent.
     DeltaGrouped,
-    /// The same; value head h has the key head h mod the number of those.
+    /// A gated delta rule, where value head h has the key head h mod the number of those.
     DeltaTiled,
     /// A gated delta rule with a decay for each element of a key (arXiv 2510.26692).
     Kda,
@@ -266,9 +266,9 @@ pub enum Window {
 pub enum RopeLayers {
     #[default]
     All,
-    /// Those that slide; the others attend without positions.
+    /// Layers that slide; the others attend without positions.
     Sliding,
-    /// Those that slide, and leading ones with a dense FFN.
+    /// Layers that slide, and leading ones with a dense FFN.
     SlidingOrDense,
     /// All but every fourth: 3, 7, 11 …
     ThreeOfFour,
@@ -351,7 +351,7 @@ pub enum Residual {
     Normed,
     /// Several streams, which each part reads and feeds by weights that they make themselves.
     Hyper,
-    /// The same, and each part mixes the streams.
+    /// Streams like `Hyper`'s, which each part mixes, too.
     HyperMixed,
     /// Several streams: each part reads the mean of their norms, whose elements have gates that all
     /// streams make through `hyper_connection.low_rank` elements, and adds to each by a weight.

@@ -35,7 +35,7 @@ pub struct AttentionWeights {
     pub k_norm: Option<Vec<f32>>,
     /// Queries and keys are rotated.
     pub rotates: bool,
-    /// As the layers that see part of a text turn.
+    /// Queries and keys turn like those of layers that see part of a text.
     pub slides: bool,
     /// Queries have the model's factor by position.
     pub tempers: bool,
@@ -70,11 +70,11 @@ pub struct LatentWeights {
     pub v_b: HeadMatrices,
     /// The last parts of queries and rows are rotated.
     pub rotates: bool,
-    /// As the layers that see part of a text turn.
+    /// Queries and rows turn like those of layers that see part of a text.
     pub slides: bool,
     /// Numbers whose sigmoid multiplies the heads' values, one a head or an element.
     pub gate: Option<Linear>,
-    /// As in [`AttentionWeights`].
+    /// See [`AttentionWeights`].
     pub sinks: Option<Vec<f32>>,
     pub window: Option<usize>,
     pub sees: Sees,
@@ -85,9 +85,9 @@ pub struct LatentWeights {
 #[derive(Clone, Debug)]
 pub enum Sees {
     All,
-    /// Those that its indexer chooses.
+    /// Positions that the layer's indexer chooses.
     Chosen(Box<Indexer>),
-    /// Those that the indexer before it has chosen.
+    /// Positions that the indexer before it has chosen.
     AsBefore,
 }
 

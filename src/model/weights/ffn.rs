@@ -56,7 +56,7 @@ pub struct Latent {
 pub struct Adjugate {
     pub shape: ExpertShape,
     pub n_experts: usize,
-    /// Those that a token uses.
+    /// Experts that a token uses.
     pub k: usize,
     /// Routed experts of a group.
     pub group: usize,
@@ -333,7 +333,7 @@ impl Binder<'_> {
         Ok(Some(Router { logits, choice_bias, norm, fixed, scales }))
     }
 
-    /// Those of leading layers, `hash_layer_count` of them, for each token; `None` in others.
+    /// Experts of leading layers, `hash_layer_count` of them, for each token; `None` in others.
     fn fixed_experts(&self, l: usize, n: usize) -> Result<Option<Vec<u32>>> {
         let count = self.gguf.u32(&self.descriptor.key("hash_layer_count"))?.unwrap_or(0);
         if l >= count as usize || !self.descriptor.tensors.contains_key("ffn_fixed") {

@@ -41,7 +41,7 @@ impl Binder<'_> {
         })))
     }
 
-    /// It may have more rows than hashes name. States keep ids as f32.
+    /// The table, which may have more rows than hashes name. States keep ids as f32.
     fn ngram_table(&self, params: &NgramParams) -> Result<Matrix> {
         const MOST_IDS: u64 = 1 << f32::MANTISSA_DIGITS;
         let embedding = self.require("token_embd", 0)?;

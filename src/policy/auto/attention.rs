@@ -15,7 +15,7 @@ pub struct Attention {
     n_passes: u32,
     /// Whether those under way are for some candidates alone.
     is_partial: bool,
-    /// The same of the last event.
+    /// `is_partial` of the last event.
     was_partial: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct Candidate {
     pub name: &'static str,
     /// `None` predicts nothing.
     pub predictor: Option<Box<dyn Predictor>>,
-    /// It is tried without the estimator as well.
+    /// Whether the candidate is tried without the estimator as well.
     pub is_tried_alone: bool,
 }
 

@@ -44,7 +44,7 @@ pub struct Outcome {
     /// Whether the token chose it, and how often tokens do: 0 to 1.
     pub own: f32,
     pub usual: f32,
-    /// The same of the next token.
+    /// `own` of the next token.
     pub next: f32,
     pub rate: f32,
 }

@@ -61,7 +61,7 @@ pub fn list(tokens: &[Token], service: &Service) -> Value {
     }
 }
 
-/// The same without anything around it.
+/// The entries without anything around them.
 pub fn entries(tokens: &[Token], service: &Service) -> Vec<Value> {
     all(tokens).map(|token| entry(token, service, false)).collect()
 }

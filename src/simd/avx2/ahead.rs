@@ -109,7 +109,7 @@ impl Rows {
         Next { near: at(NEAR), far: at(far), follows: self.follows }
     }
 
-    /// The same rows, of which a strip of columns is read.
+    /// The rows of which a strip of columns is read.
     #[inline]
     pub fn with_gap(self, gap: usize) -> Rows {
         Rows { gap, ..self }
@@ -132,7 +132,7 @@ impl Next {
         }
     }
 
-    /// The same where the caller has chosen by [`follows`].
+    /// Asks where the caller has chosen by [`follows`].
     #[inline(always)]
     pub fn ask<B, const FOLLOWS: bool>(self, offset: usize) {
         for line in (offset..offset + size_of::<B>()).step_by(64) {

@@ -17,7 +17,7 @@ pub(in crate::simd) trait Decode: IntBlock<Stored: Scale> {
     /// [`Narrow`] for 32 codes, [`Wide`] for 256.
     type Panel: Unpacked;
 
-    /// As [`Ints::SUMS`].
+    /// See [`Ints::SUMS`].
     const SUMS: usize = if Self::LEN == 32 { 32 } else { 16 };
 
     /// Codes 32j to 32j + 31.

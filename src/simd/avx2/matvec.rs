@@ -28,7 +28,7 @@ impl Token {
         Token { qs: acts.qs(t).as_ptr(), scales: acts.scales(t).as_ptr(), sums: sums.as_ptr() }
     }
 
-    /// The same with other values, as many, in any order that the loop expects.
+    /// The token with other values, as many, in any order that the loop expects.
     pub fn with_values(self, qs: *const i8) -> Self {
         Token { qs, ..self }
     }
@@ -244,8 +244,8 @@ fn ask_for_one<B>(next: Next, i: usize) {
     }
 }
 
-/// Those behind the blocks that are left of a row after its last whole eight: a line that is not
-/// asked for costs more than those that are asked for twice.
+/// Asks for the lines behind the blocks that are left of a row after its last whole eight: a line
+/// that is not asked for costs more than lines that are asked for twice.
 ///
 /// # Safety
 /// `row` leads to `blocks` blocks.

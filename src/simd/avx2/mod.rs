@@ -122,7 +122,7 @@ fn prefetch(p: *const u8, n: usize) {
     ask::<_MM_HINT_T0>(p, n);
 }
 
-/// As [`prefetch`], into the second cache only.
+/// [`prefetch`] into the second cache only.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn prefetch_to_second(p: *const u8, n: usize) {

@@ -172,7 +172,7 @@ fn bytes_as_pair(words: __m256i, i: u8, k: u8) -> __m256i {
     _mm256_shuffle_epi8(words, _mm256_add_epi32(first, at))
 }
 
-/// As `bytes_as_pair`, of signed bytes.
+/// `bytes_as_pair` of signed bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed_bytes_as_pair(words: __m256i, i: u8, k: u8) -> __m256i {

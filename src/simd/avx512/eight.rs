@@ -27,7 +27,7 @@ pub(super) struct Integers {
 }
 
 impl Integers {
-    /// Those of blocks 4 to 7, then those of 0 to 3.
+    /// The integers of blocks 4 to 7, then those of 0 to 3.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub fn with_halves_swapped(self) -> Integers {
@@ -174,8 +174,8 @@ pub(super) fn high_halves(words: __m256i) -> __m256 {
     low_halves(_mm256_srli_epi32::<16>(words))
 }
 
-/// The same number; the compiler does not see where it comes from. It would make up vectors of
-/// scales byte by byte in the units that shuffle, where the scalar units have nothing else to do.
+/// Hides from the compiler where a number comes from. It would make up vectors of scales byte by
+/// byte in the units that shuffle, where the scalar units have nothing else to do.
 #[inline(always)]
 pub(super) fn scalar(mut x: u64) -> i64 {
     // SAFETY: no instruction at all.

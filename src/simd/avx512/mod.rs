@@ -119,7 +119,7 @@ unsafe fn wide<B: Sixteen + EightBlocks>(product: Product, scratch: &mut Scratch
     }
 }
 
-/// As `wide`, for formats of 32 values; several tokens take `many`.
+/// `wide` for formats of 32 values; several tokens take `many`.
 ///
 /// # Safety
 /// As `matmul`.

@@ -115,7 +115,7 @@ pub(super) unsafe fn words<B>(w: [*const B; 16], offset: usize) -> [__m512i; 4] 
     unsafe { words_behind::<B, 0>(w, offset) }
 }
 
-/// As [`words`], of the last `16 − SKIP` bytes of the 16 and then zeros.
+/// [`words`] of the last `16 − SKIP` bytes of the 16 and then zeros.
 ///
 /// # Safety
 /// As `words`.

@@ -162,7 +162,7 @@ impl<B: Sixteen> Numbers for Starts<B> {
     }
 }
 
-/// The same for runs of 8 activations.
+/// Starts of runs of 8 activations.
 struct Starts8<B>(PhantomData<B>);
 
 impl<B: Sixteen> Numbers for Starts8<B> {

@@ -133,7 +133,7 @@ impl F32x8 {
         F32x8(vpaddq_f32(twos(0), twos(2)), vpaddq_f32(twos(4), twos(6)))
     }
 
-    /// The same tree where `v[i]` is lane i of eight dot products, one a place.
+    /// The tree of `tree`, where `v[i]` is lane i of eight dot products, one a place.
     #[inline]
     #[target_feature(enable = "neon")]
     pub fn tree_of(v: [Self; 8]) -> Self {

@@ -50,7 +50,7 @@ const TILE: usize = 64;
 const SPLIT: usize = 512;
 /// Queries (tokens times heads) that read a tile together, if a token has no more.
 const ROWS: usize = 128;
-/// The same of rows of at most [`SHORT`] elements, if each thread gets [`MANY_UNITS`] and more.
+/// Queries for rows of at most [`SHORT`] elements, if each thread gets [`MANY_UNITS`] and more.
 const MANY_ROWS: usize = 256;
 const SHORT: usize = 128;
 const MANY_UNITS: usize = 8;

@@ -97,8 +97,8 @@ fn store_row(kernels: &Kernels, ty: TensorType, x: &[f32], row: &mut [u8]) {
 /// More than any format's f16 scale reaches: 127 · 65504, rounded up to a power of two.
 const LARGEST: f32 = (1 << 23) as f32;
 
-/// As a weight is quantised; but a block with a NaN, an infinity or a number out of reach comes
-/// back as NaN, and −0 as 0, as the smallest of 0 and −0 differs between processors.
+/// Quantises like a weight; but a block with a NaN, an infinity or a number out of reach comes back
+/// as NaN, and −0 as 0, because the smallest of 0 and −0 differs between processors.
 fn store_block(ty: TensorType, x: &[f32; 32], block: &mut [u8]) {
     if x.iter().all(|x| x.abs() < LARGEST) {
         quant::quantize(ty, &x.map(|x| x + 0.0), block);

@@ -28,7 +28,7 @@ pub struct Allocation {
 pub struct PinnedBlock {
     layout: Layout,
     kind: PinnedKind,
-    /// As an allocation's; empty unless it is mapped.
+    /// The shadow bytes, like an allocation's; empty unless the block is mapped.
     shadow: Box<[u8]>,
     history: History,
 }

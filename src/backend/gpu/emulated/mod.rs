@@ -83,7 +83,7 @@ impl Default for Config {
 pub struct Faults {
     pub alloc_at: Option<u64>,
     pub pin_at: Option<u64>,
-    /// The same of memory that is pinned in place: it is, but for all from this one on.
+    /// Memory is pinned in place until this occasion, and never from it on.
     pub register_from: Option<u64>,
     /// Creating a stream, an event or a graph fails.
     pub make_at: Option<u64>,

@@ -14,7 +14,7 @@ pub enum Queues {
     OfStreams,
     /// One for the copies in each direction; kernels have their streams' own.
     Copies,
-    /// As `Copies`, and one for all kernels and graphs.
+    /// The queues of `Copies`, and one for all kernels and graphs.
     One,
 }
 

@@ -51,7 +51,7 @@ impl HostRead {
 #[derive(Default)]
 struct Block {
     bytes: usize,
-    /// As an allocation's; empty until kernels may read some of the block.
+    /// The shadow bytes, like an allocation's; empty until kernels may read some of the block.
     shadow: Box<[u8]>,
 }
 

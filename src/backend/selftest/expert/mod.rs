@@ -155,8 +155,8 @@ fn compare(
     Ok(())
 }
 
-/// The same sum in its other forms: it begins y, whose bytes are none before; and it is added to
-/// the residual stream, also after what y holds.
+/// The sum in its other forms: it begins y, whose bytes are none before; and it is added to the
+/// residual stream, also after what y holds.
 fn other_sums(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
     let plain = Spec { sizes: [32, 96, 64], ..Spec::plain(Q8_0) };
     let shape = ExpertShape { n_embd: 37, k: 3, ..Layer::new(plain).shape };

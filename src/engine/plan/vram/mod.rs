@@ -92,7 +92,7 @@ pub struct DevicePlan {
     pub n_layers: usize,
     /// The layers on the device, up to the last.
     pub gpu_layers: Range<usize>,
-    /// Those of them that stay on the CPU, as devices have no kernels for them, or not the keys.
+    /// Layers among them that stay on the CPU: devices have no kernels for them, or not the keys.
     pub n_cpu_only: usize,
     pub head_on_device: bool,
     /// A layer each: whether it has routed experts that only the CPU computes.

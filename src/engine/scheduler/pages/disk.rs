@@ -28,7 +28,7 @@ impl Load {
 }
 
 impl Pages {
-    /// The same with a disk behind. `identity` tells models, and all else that bits depend on.
+    /// Puts a disk behind the pages. `identity` tells models, and all else that bits depend on.
     pub fn on_disk(self, disk: KvDisk, identity: Key) -> Pages {
         Pages { disk: Some(disk), identity, ..self }
     }

@@ -191,7 +191,7 @@ fn rows(bytes: &[u8], stride: usize, n: usize, width: usize) -> Vec<&[u8]> {
     (0..n).map(|row| &bytes[row * stride..][..width]).collect()
 }
 
-/// The same weights, wherever and however far apart the rows are.
+/// Asserts that the weights are equal, wherever and however far apart the rows are.
 fn assert_same(layer: &LayerExperts, a: &ReadyGranule<'_>, b: &ReadyGranule<'_>) {
     assert_eq!((a.expert, a.index, &a.rows), (b.expert, b.index, &b.rows));
     let n = a.rows.len();

@@ -9,7 +9,7 @@
 use super::State;
 use crate::experts::tier::residency::Entry;
 
-/// As good as certain: before whatever a policy predicts.
+/// Certainty: before whatever a policy predicts.
 pub(super) const URGENCY: f32 = f32::INFINITY;
 
 #[derive(Debug, Default)]

@@ -403,7 +403,7 @@ impl State {
         }
     }
 
-    /// Those in transit first: their slots are the ones that others wait for.
+    /// Hands out experts in transit first: others wait for their slots.
     fn hand_out(&self, work: &mut Acquisition, most: usize) {
         let layer = work.layer;
         for in_transit in [true, false] {

@@ -152,7 +152,7 @@ mod tests {
         Arc::new(CacheCopies::of_size(&gpu, n_bytes).unwrap())
     }
 
-    /// The same bytes in a cache on a device and in one on the CPU.
+    /// Two caches with equal bytes, on a device and on the CPU.
     fn caches(copies: &Arc<CacheCopies>, types: [CacheType; 2], seed: u8) -> (GpuCache, KvCache) {
         let on_device = |slot: usize| slot != ON_CPU;
         let device = GpuCache::new(copies, &layers(), &on_device, N_CTX, types).unwrap();

@@ -25,7 +25,7 @@ pub struct HybridMoe {
     pub batches: Vec<DeviceBatch>,
     /// The experts that the CPU computes.
     pub cpu: Vec<u32>,
-    /// Those that the first device reads where they are.
+    /// The experts that the first device reads where they are.
     pub in_place: InPlaceReads,
     /// [tokens, k]: the chosen experts; `NO_EXPERT` for those that are not of this call.
     chosen: Vec<u32>,
@@ -33,7 +33,7 @@ pub struct HybridMoe {
     pub place_of: Vec<usize>,
     pub placer: Placer,
     missing: Vec<Missing>,
-    /// Those of `missing` that can be read in place.
+    /// The missing experts that can be read in place.
     readable: Vec<u32>,
     predicted: PredictedLayers,
     schedule: Schedule,

@@ -34,7 +34,7 @@ pub struct PlacementInput<'a> {
     pub n_granules: usize,
     /// Nanoseconds until the transfers that are running are done.
     pub delay_ns: f64,
-    /// Those of `missing` that kernels can read where they are.
+    /// The missing experts that kernels can read where they are.
     pub readable: &'a [u32],
     /// Bytes of an expert.
     pub expert_bytes: usize,
@@ -139,7 +139,7 @@ impl Placer {
         has_decided
     }
 
-    /// The same between CPU and link.
+    /// Divides the missing experts between CPU and link.
     fn divide(&mut self, input: &PlacementInput, out: &mut Schedule) -> bool {
         let PlacementInput { missing, predicted, load_ns, n_granules, delay_ns, .. } = *input;
         if let Some(share) = self.share {
@@ -244,7 +244,7 @@ mod tests {
         (out.cpu, out.upload, out.in_place)
     }
 
-    /// One that has measured a CPU's expert, and one of 100 bytes that is read in place.
+    /// A placer that has measured a CPU's expert, and an expert of 100 bytes read in place.
     fn measured(cpu_ns: f64, read_ns: f64) -> Placer {
         let mut placer = placer(None);
         placer.cpu.observe(1, cpu_ns);
@@ -334,8 +334,8 @@ mod tests {
         assert_eq!(cpu.len(), 0);
     }
 
-    /// As in PreSched's own tests: what the next layer needs more takes the link's turn, and the
-    /// measured attention makes room for it.
+    /// After PreSched's own tests: an expert that the next layer needs more takes the link's turn,
+    /// and the measured attention makes room for it.
     #[test]
     fn predicted_experts_compete_for_the_link() {
         let mut placer = placer(None);

@@ -24,7 +24,7 @@ pub struct FineMoeOptions {
 }
 
 impl Default for FineMoeOptions {
-    /// As the paper's evaluation has it (§6.1).
+    /// The options of the paper's evaluation (§6.1).
     fn default() -> Self {
         Self { capacity: 1000, distance: 3, use_semantic: true, use_delta: true }
     }

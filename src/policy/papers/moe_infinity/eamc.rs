@@ -13,11 +13,11 @@ pub struct Eamc {
     len: usize,
     /// [len, experts of the model]
     matrices: Vec<u16>,
-    /// The same as [experts of the model, capacity].
+    /// `matrices` as [experts of the model, capacity].
     columns: Vec<u16>,
     /// Σ_j M[i][j]² of each row i: [layers, capacity].
     squares: Vec<f32>,
-    /// The same, of whole matrices: [capacity].
+    /// Σ M[i]² of each whole matrix: [capacity].
     norms: Vec<f32>,
 }
 

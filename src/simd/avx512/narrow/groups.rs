@@ -3,7 +3,7 @@
 use super::Offset;
 use crate::simd::{ActView, Scratch};
 
-/// Those of eight blocks; zeros for blocks that are missing.
+/// The activations of eight blocks; zeros for blocks that are missing.
 #[repr(C, align(64))]
 pub(super) struct Group {
     /// The first sixteens of blocks k and k + 4, then the others of these two, for each k below 4.
@@ -14,8 +14,8 @@ pub(super) struct Group {
     pub scales: [f32; 8],
 }
 
-/// Those that the blocks of rows of `blocks` meet, eight after eight across the ends of rows, until
-/// they are the same again.
+/// The groups that the blocks of rows of `blocks` meet, eight after eight across the ends of rows,
+/// until the groups repeat.
 pub(super) fn of_rows<'a, B: Offset>(
     acts: ActView,
     blocks: usize,
@@ -25,7 +25,7 @@ pub(super) fn of_rows<'a, B: Offset>(
     write::<B>(acts, n, |g, i| Some((8 * g + i) % blocks), scratch)
 }
 
-/// Those of each granule, its last ones filled up.
+/// The groups of each granule, its last one filled up.
 pub(super) fn of_granules<'a, B: Offset>(
     acts: ActView,
     granule: usize,

@@ -90,7 +90,7 @@ impl Offset for BlockMXFP4 {
     const CODES: usize = offset_of!(Self, qs);
     const TABLE: Option<&'static [i8; 16]> = Some(&e2m1::DOUBLED);
 
-    /// As `mxfp4::half_power`. Blocks of 17 bytes begin in either half of a word.
+    /// `mxfp4::half_power` of eight blocks. Blocks of 17 bytes begin in either half of a word.
     #[inline]
     #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
     unsafe fn eight_scales(heads: Heads) -> __m256 {

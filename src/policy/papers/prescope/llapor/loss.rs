@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As it is written above.
+    /// The loss as the module's comment writes it.
     fn value(loss: &Loss, expert: usize, logit: f64, chosen: bool) -> f64 {
         let p = 1.0 / (1.0 + (-logit).exp());
         let p_t = if chosen { p } else { 1.0 - p };

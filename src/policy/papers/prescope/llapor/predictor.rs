@@ -93,7 +93,7 @@ impl LlaPor {
         })
     }
 
-    /// As trained, and as it has learned since. The error is a sentence.
+    /// The predictor as it was trained, with what it has learned since. The error is a sentence.
     pub fn from_profile(shape: &Shape, profile: &Profile, online: bool) -> Result<LlaPor, String> {
         let Some(bytes) = profile.get(Self::SECTION) else {
             return Err("LLaPor cannot predict before it is trained: record a routing trace of \
@@ -105,7 +105,7 @@ impl LlaPor {
         LlaPor::new(shape, model, online).map_err(refused)
     }
 
-    /// As it is now, with what it has learned.
+    /// The model by now, with what it has learned.
     pub fn model(&self) -> &LlaporModel {
         &self.model
     }
