@@ -15,7 +15,7 @@ use std::path::Path;
 const PRODUCTS: f64 = 0.9;
 
 /// Hits of trained models' texts by the part of the experts that memory holds, under the default
-/// policy (bench/README.md): a token's experts are not drawn by chance.
+/// policy (bench/reports/policies.md): a token's experts are not drawn by chance.
 const HITS: [(f64, f64); 5] = [(0.0, 0.0), (0.25, 0.54), (0.5, 0.80), (0.75, 0.93), (1.0, 1.0)];
 
 /// Bytes a second.

@@ -48,7 +48,7 @@ pub struct Policy {
     pub notes: Vec<String>,
 }
 
-/// The fastest policy in `bench/README.md`.
+/// The fastest policy in `bench/reports/policies.md`.
 const DEFAULT: PolicySpec = PolicySpec::whole("trajectory", "scan-resistant");
 
 impl PolicySpec {
