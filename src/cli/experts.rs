@@ -91,7 +91,7 @@ pub fn run(args: Args) -> Result<()> {
     if args.listen.port == 0 {
         out::line(server.url())?;
     }
-    let engine = model.load_with(&options, &mut |part| server.set_progress(part))?;
+    let engine = model.load_with(&options, &mut |now| server.set_loading(now))?;
     let plan = engine.plan();
     let (in_memory, all) = (plan.expert_budget(), plan.sizes.expert_bytes);
     let work = ExpertsWork::new(engine)?;

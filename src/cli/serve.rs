@@ -14,7 +14,7 @@ use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
+use crate::engine::{Engine, EngineOptions, Loading, MemoryPlan, SpecMode};
 use crate::server::{
     self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
     ServerOptions, systemd,
@@ -403,7 +403,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     if let Some(model) = model {
         let options = args.engine_options(&model, None, 1)?;
-        let loaded = args.open(&model, &options, &mut |part| server.set_progress(part))?;
+        let loaded = args.open(&model, &options, &mut |now| server.set_loading(now))?;
         let loaded = Loaded { kv_folder, ..loaded };
         let lines = args.start_lines(&loaded);
         server.open(loaded)?;
@@ -439,7 +439,7 @@ impl Args {
         &self,
         model: &Model,
         options: &EngineOptions,
-        progress: &mut dyn FnMut(f32),
+        progress: &mut dyn FnMut(Loading),
     ) -> Result<Loaded> {
         let engine = model.load_with(options, progress)?;
         if engine.encoder().is_some() {

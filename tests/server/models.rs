@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use common::cli::{Tiny, tiny, write_tiny};
 use common::hub::{self, Cache, Repo};
-use moeba::engine::{Engine, EngineOptions};
+use moeba::engine::{Engine, EngineOptions, LoadPhase, Loading};
 use moeba::server::{Library, Limits, Listed, Loaded, Need, Shelf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -413,8 +413,8 @@ impl Library for Gated {
         Ok(Need::default())
     }
 
-    fn load(&self, model: &Listed, progress: &mut dyn FnMut(f32)) -> moeba::Result<Loaded> {
-        progress(0.25);
+    fn load(&self, model: &Listed, progress: &mut dyn FnMut(Loading)) -> moeba::Result<Loaded> {
+        progress(LoadPhase::Pages.at(0.25));
         self.begun.lock().unwrap().send(model.name.clone()).unwrap();
         if !self.go.lock().unwrap().recv().unwrap() {
             panic!("a fault in the program");
@@ -462,9 +462,11 @@ fn requests_wait_for_a_load_and_others_do_not() {
     assert!(too_many.header("retry-after").is_some());
     let health = get(&url, "/health?model=b");
     assert_eq!((health.status, &health.json()["progress"]), (503, &json!(0.25)));
+    assert_eq!(health.json()["phase"], "reading the file");
     assert_eq!(get(&url, "/health").status, 200);
     let entry = get(&url, "/v1/models/b").json();
-    assert_eq!(entry["status"], json!({"value": "loading", "progress": 0.25}));
+    let expected = json!({"value": "loading", "progress": 0.25, "phase": "reading the file"});
+    assert_eq!(entry["status"], expected);
     // A panic is the error of this model, and the next load is another one.
     go.send(false).unwrap();
     assert!(second.join().unwrap().error(400).contains("the model 'b' cannot be loaded"));

@@ -13,7 +13,7 @@ use crate::server::errors::{ApiError, ApiResult, Kind};
 use crate::server::fields::Fields;
 use crate::server::models::{Listing, Models};
 use crate::server::router::{Call, json as response};
-use crate::server::{App, model, query};
+use crate::server::{App, model, query, status};
 
 /// All models that there are now, with facts of their files.
 pub async fn catalog(app: &App) -> ApiResult<Vec<Listing>> {
@@ -56,8 +56,8 @@ fn entry(listing: &Listing, name: &str) -> Value {
     if listing.has_failed {
         entry["status"]["failed"] = true.into();
     }
-    if let Some(part) = listing.progress {
-        entry["status"]["progress"] = part.into();
+    if let Some(loading) = listing.loading {
+        status::add_loading(&mut entry["status"], loading);
     }
     entry
 }
