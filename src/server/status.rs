@@ -60,11 +60,18 @@ pub fn metrics(app: &App, query: &str) -> ApiResult<Response<Body>> {
     if !app.options.metrics {
         return Err(ApiError::not_supported("start the server with --metrics to have this route"));
     }
-    let (all, model) = match app.models() {
-        Ok(models) => (models.list(), app.looked_at(query)?),
-        Err(_) => (Vec::new(), None),
-    };
-    let text = app.metrics.text(model.as_ref().map(|model| &***model), &all);
+    let (mut all, mut shown, mut has_several) = (Vec::new(), Vec::new(), false);
+    if let Ok(models) = app.models() {
+        (all, has_several) = (models.list(), !models.is_single());
+        shown = match query::value(query, "model") {
+            None => models.list(),
+            Some(name) => {
+                let id = models.find_to_look(Some(&name))?;
+                id.and_then(|id| models.listing(id)).into_iter().collect()
+            }
+        };
+    }
+    let text = app.metrics.text(&all, &shown, has_several);
     let mut response = Response::new(body::whole(text));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
