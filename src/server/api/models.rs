@@ -65,9 +65,14 @@ fn entry(listing: &Listing, name: &str) -> Value {
 /// `GET /v1/models/{id}`
 pub async fn one(app: &App, path: &str) -> ApiResult<Response<Body>> {
     let name = query::unescaped(path.strip_prefix("/v1/models/").unwrap_or_default());
-    let all = catalog(app).await?;
-    let found = all.iter().find(|listing| listing.names.contains(&name));
-    found.map(|listing| response(&entry(listing, &name))).ok_or_else(|| unknown(&name))
+    let models = app.models()?.clone();
+    let wanted = name.clone();
+    let found = in_background(move || {
+        models.refresh();
+        models.named(&wanted).and_then(|id| models.listing_with_facts(id))
+    });
+    let found = found.await?;
+    found.map(|listing| response(&entry(&listing, &name))).ok_or_else(|| unknown(&name))
 }
 
 /// The error for a model that is not served.

@@ -425,8 +425,18 @@ impl Models {
     /// [`Models::list`] with facts of all files that can be read. Reads their beginnings.
     pub fn list_with_facts(self: &Arc<Self>) -> Vec<Listing> {
         let n = self.lock().cards.len();
-        let with_facts = |id| Some(Listing { facts: self.facts(id), ..self.listing(id)? });
-        (0..n).filter_map(with_facts).collect()
+        (0..n).filter_map(|id| self.listing_with_facts(id)).collect()
+    }
+
+    /// [`Models::listing`] with facts of the file. Reads its beginning, and no other file's.
+    pub fn listing_with_facts(self: &Arc<Self>, id: usize) -> Option<Listing> {
+        Some(Listing { facts: self.facts(id), ..self.listing(id)? })
+    }
+
+    /// The number of the model with exactly this name.
+    pub fn named(&self, name: &str) -> Option<usize> {
+        let is_it = |card: &Card| card.is_listed && card.names.iter().any(|own| own == name);
+        self.lock().cards.iter().position(is_it)
     }
 
     /// A model with its state; `None` if the library does not have it any more.
@@ -719,5 +729,25 @@ mod tests {
         assert_eq!((inner.find("u/m"), inner.find("plain")), (None, Some(3)));
         inner.update(&names);
         assert_eq!(inner.find("u/m"), Some(1));
+    }
+
+    #[test]
+    fn facts_of_a_model_are_of_no_other_file() {
+        const NAMES: [&str; 2] = ["models/demo/moeba-demo.gguf", "./models/demo/moeba-demo.gguf"];
+        let shelf = Shelf {
+            library: Box::new(Names(&NAMES)),
+            limits: Limits::one(),
+            first: None,
+            is_single: false,
+            body_bytes: 0,
+            patience: None,
+        };
+        let models = Models::of_shelf(shelf).unwrap();
+        let id = models.named(NAMES[1]).unwrap();
+        assert!(models.listing_with_facts(id).unwrap().facts.is_some());
+        let has_read: Vec<bool> = models.lock().cards.iter().map(|c| c.facts.is_some()).collect();
+        assert_eq!(has_read, [false, true]);
+        assert_eq!(models.named("moeba-demo"), None);
+        models.close(Duration::ZERO);
     }
 }
