@@ -46,9 +46,18 @@ pub async fn list(app: &App) -> ApiResult<Response<Body>> {
 
 /// A model under one of its names, with its state as llama-server tells it.
 fn entry(listing: &Listing, name: &str) -> Value {
-    if let Some(service) = listing.lease.as_ref().filter(|_| listing.state == "loaded") {
-        return service.info.entry(name);
+    let mut entry = match listing.lease.as_ref().filter(|_| listing.state == "loaded") {
+        Some(service) => service.info.entry(name),
+        None => entry_of_none(listing, name),
+    };
+    if listing.names.len() > 1 {
+        entry["aliases"] = listing.names.iter().filter(|other| *other != name).cloned().collect();
     }
+    entry
+}
+
+/// The entry of a model that takes no requests now.
+fn entry_of_none(listing: &Listing, name: &str) -> Value {
     let since = listing.model.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let created = since.map_or(0, |since| since.as_secs());
     let mut entry = model::entry(name, created, listing.facts.as_deref());
