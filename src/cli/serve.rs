@@ -77,6 +77,7 @@ pub(super) struct ListenArgs {
     host: String,
     /// Port to listen on; 0 takes a free one, and the URL is printed on stdout
     #[arg(long, value_name = "PORT", default_value = PORT, env = "MOEBA_PORT")]
+    #[arg(value_parser = values::port)]
     port: u16,
     /// Name of the model in answers, and other names of it [default: the file's name]
     #[arg(short, long, value_name = "NAME,…", value_delimiter = ',', env = "MOEBA_ALIAS")]
