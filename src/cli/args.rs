@@ -154,7 +154,7 @@ pub struct ExpertArgs {
     pub ram: RamBudget,
     /// How to prefetch, evict and split experts: auto, on-demand, deepspeed, brainstorm,
     /// mixtral-offloading, moe-infinity, finemoe, moepic, prescope, or a combination such as
-    /// predictor=map,eviction=lcp,split=0.5 (see README for the full list)
+    /// predictor=map,eviction=lcp,split=0.5; the error for a wrong name lists all
     #[arg(long, value_name = "NAME", default_value_t, env = "MOEBA_POLICY")]
     pub policy: PolicySpec,
     /// File where the policy keeps what it learns; none keeps nothing, auto appends .moeba to the
