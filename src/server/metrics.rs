@@ -188,7 +188,7 @@ fn label(listing: &Listing) -> String {
     format!("model=\"{}\"", escaped(&listing.names[0]))
 }
 
-/// What the server is, and each model that is loaded.
+/// The versions of the server and of each model that is loaded.
 fn build_info(out: &mut Series, shown: &[Listing], has_several: bool) {
     out.header("moeba_build_info", "gauge", "The version and what its bits depend on.");
     let version = env!("CARGO_PKG_VERSION");

@@ -142,7 +142,7 @@ fn run_promtool(args: &[&str], folder: &Path, stdin: Stdio) {
     assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
 }
 
-/// What a server answers at `/metrics` is what Prometheus reads.
+/// Prometheus reads the text of `/metrics`.
 pub fn check_with_promtool(metrics: &str) {
     if !is_there("promtool") {
         return;

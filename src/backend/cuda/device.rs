@@ -441,9 +441,9 @@ impl Gpu for Cuda {
         }
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid.blocks, launch.grid.threads);
         // SAFETY: the stream lives, and the kernel came from `kernel`, whose module is loaded. The
-        // pointers are to as many parameters as the kernel has, as the fields of the layout are those: the emulated device compares the struct's name, and tests/gpu/ptx.rs
-        // the fields with the PTX. They are copied before the call returns. The memory is the
-        // caller's promise.
+        // pointers are to as many parameters as it has: the emulated device compares the struct's
+        // name with the kernel's, and tests/gpu/ptx.rs its fields with the PTX. They are copied
+        // before the call returns. The memory is the caller's promise.
         let done = unsafe {
             result::launch_kernel(
                 launch.kernel.0 as usize as sys::CUfunction,
