@@ -79,6 +79,11 @@ await run({
     await until("its defaults are shown", () => page.getAttribute("#set-temperature", "placeholder"));
     await act(page, "replay");
     await until("the replay has a verdict", async () => (await page.textContent(".replay.same")).includes("same bytes"));
+    await page.click("#new");
+    await page.selectOption("#models", "first");
+    await until("its defaults are unknown", async () => !(await page.getAttribute("#set-temperature", "placeholder")));
+    await ask(page, "hello");
+    await until("they are known", () => page.getAttribute("#set-temperature", "placeholder"));
   },
   async "a model that is gone is a sentence"(context) {
     await startSeveral("first", "second");

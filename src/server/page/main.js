@@ -123,6 +123,7 @@ async function describe() {
   if (query !== models.query()) return describe();
   $("model").textContent = props.model_alias;
   $("model").title = $("models").title = `${props.model_path}, ${props.build_info}`;
+  models.note(props);
   return settings.showDefaults(props);
 }
 

@@ -13,6 +13,8 @@ let names = [];
 let usual;
 /** The model that the chat wants that is shown. */
 let wanted;
+/** Whether the model that is shown was not loaded when it was looked at. */
+let isAsleep = false;
 /** `picked(name)`: the reader has chosen; `shown()`: another model is shown, or it is loaded now. */
 let on = { picked() {}, shown() {} };
 
@@ -21,6 +23,9 @@ export const current = () => (names.length ? $("models").value : undefined);
 
 /** The end of the paths that look at the chosen model. */
 export const query = () => (current() ? `?model=${encodeURIComponent(current())}` : "");
+
+/** Takes in what the server says of the model that is shown. */
+export const note = (props) => { isAsleep = Boolean(props.is_sleeping); };
 
 export function build(hooks) {
   on = hooks;
@@ -64,9 +69,8 @@ export function watch(name, signal, say) {
   const end = () => {
     if (stop.signal.aborted) return;
     stop.abort();
-    if (!hasWaited || signal.aborted) return;
-    say("Waiting for the model.");
-    on.shown();
+    if (hasWaited && !signal.aborted) say("Waiting for the model.");
+    if (isAsleep) on.shown();
   };
   const look = async () => {
     const path = `health?model=${encodeURIComponent(name)}`;
