@@ -3,9 +3,10 @@
 // look at them.
 
 import { spawn } from "node:child_process";
-import { readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, symlinkSync } from "node:fs";
 import http from "node:http";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
 
@@ -28,10 +29,24 @@ let server;
 /** Whether it runs, and without a key. */
 let isPlain = false;
 
+const DEMO = `${root}models/demo/moeba-demo.gguf`;
+
 export async function start(...more) {
-  await stop();
+  await serve(DEMO, ...more);
   isPlain = more.length === 0;
-  const args = ["serve", `${root}models/demo/moeba-demo.gguf`, "--port", BEHIND, "-c", "1200", "--parallel", "2", ...more];
+}
+
+/** A server of several models: the demo model under each of these names. */
+export async function startSeveral(...names) {
+  const folder = mkdtempSync(`${tmpdir()}/moeba-page-`);
+  process.on("exit", () => rmSync(folder, { recursive: true, force: true }));
+  for (const name of names) symlinkSync(DEMO, `${folder}/${name}.gguf`);
+  await serve("--models-dir", folder);
+}
+
+async function serve(...of) {
+  await stop();
+  const args = ["serve", ...of, "--port", BEHIND, "-c", "1200", "--parallel", "2"];
   server = spawn(flags.moeba, args.map(String), { stdio: "ignore" });
   await until("the server answers", async () => (await fetch(`http://127.0.0.1:${BEHIND}/health`)).ok);
 }

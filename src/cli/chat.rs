@@ -130,6 +130,10 @@ impl Chat {
     fn command(&mut self, name: &str, rest: &str) -> Result<()> {
         match name {
             "help" | "?" => out::say(&commands::help()),
+            // A number of messages, for instance, would not be kept.
+            "clear" | "regen" | "stats" if !rest.is_empty() => {
+                out::say(&format!("/{name} stands alone: leave out what follows it"));
+            }
             "clear" => {
                 self.conversation.clear();
                 self.unanswered = None;

@@ -2,7 +2,7 @@
 
 use super::args::ThreadsArg;
 use super::model::ModelArg;
-use super::{out, plan, serve, stdin};
+use super::{out, plan, serve, stdin, values};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions, ExpertsWork};
 use crate::experts::disk::IoKind;
@@ -39,6 +39,7 @@ struct ListenArgs {
     host: String,
     /// Port to listen on; 0 takes a free one, and the URL is printed on stdout
     #[arg(long, value_name = "PORT", default_value = PORT, env = "MOEBA_PORT")]
+    #[arg(value_parser = values::port)]
     port: u16,
     /// Write the server's URL to this file once the experts can be asked for
     #[arg(long, value_name = "FILE")]
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> Result<()> {
     if args.listen.port == 0 {
         out::line(server.url())?;
     }
-    let engine = model.load_with(&options, &mut |part| server.set_progress(part))?;
+    let engine = model.load_with(&options, &mut |now| server.set_loading(now))?;
     let plan = engine.plan();
     let (in_memory, all) = (plan.expert_budget(), plan.sizes.expert_bytes);
     let work = ExpertsWork::new(engine)?;

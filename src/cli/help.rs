@@ -362,6 +362,7 @@ const COMMON: &[&str] = &[
     "model",
     "hf_repo",
     "threads",
+    "ctx_size",
     "ram",
     "policy",
     "device",

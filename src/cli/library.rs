@@ -5,7 +5,7 @@ use super::model::Model;
 use super::serve::Args;
 use super::values::{self, Parsed};
 use crate::engine::plan::{memory, ram};
-use crate::engine::{Engine, EngineOptions, usual_body_bytes};
+use crate::engine::{Engine, EngineOptions, Loading, usual_body_bytes};
 use crate::hub::{Hub, models_of};
 use crate::server::{Downloads, Library, Limits, Listed, Loaded, Need, Pulled, Shelf};
 use crate::{Error, Result};
@@ -206,7 +206,7 @@ impl Library for Shelved {
         Ok(Need { bytes, expert_bytes, is_on_device: plan.device.is_some() })
     }
 
-    fn load(&self, model: &Listed, progress: &mut dyn FnMut(f32)) -> Result<Loaded> {
+    fn load(&self, model: &Listed, progress: &mut dyn FnMut(Loading)) -> Result<Loaded> {
         let options = self.options(model)?;
         self.args.open(&self.at(model), &options, progress)
     }

@@ -5,7 +5,7 @@ use super::figures;
 use super::hub::HubArgs;
 use super::values::Parsed;
 use crate::engine::plan::ram::RamBudget;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, Loading};
 use crate::gguf::{Gguf, Override};
 use crate::hub::{self, Wanted};
 use crate::{Error, Result, terminal};
@@ -162,17 +162,18 @@ impl Model {
         self.load_with(options, &mut |_| ())
     }
 
-    /// [`Model::load`] that also tells which part of the work, in 0..1, is done.
+    /// [`Model::load`] that also tells how far it is.
     pub fn load_with(
         &self,
         options: &EngineOptions,
-        progress: &mut dyn FnMut(f32),
+        progress: &mut dyn FnMut(Loading),
     ) -> Result<Arc<Engine>> {
         let start = Instant::now();
         let bar = terminal::bar("loading", 1000);
-        let engine = Engine::load(&self.path, &self.options(options), &mut |part| {
-            bar.set_position((part * 1000.0) as u64);
-            progress(part);
+        let engine = Engine::load(&self.path, &self.options(options), &mut |now| {
+            bar.set_message(&format!("loading: {}", now.phase));
+            bar.set_position(now.thousandths());
+            progress(now);
         })?;
         drop(bar);
         if options.ram != RamBudget::Auto && engine.plan().sizes.expert_bytes == 0 {

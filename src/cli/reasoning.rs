@@ -28,9 +28,9 @@ pub struct TemplateArgs {
 pub struct ReasoningArgs {
     #[command(flatten)]
     template: TemplateArgs,
-    /// Whether the model thinks before it answers: on, off, low, medium or high, by the chat
-    /// template's own switch; auto leaves it to the template, and to thinking where the template
-    /// takes a missing enable_thinking for off (or -rea)
+    /// Whether the model thinks before it answers: on, off, low, medium or high, by its template's
+    /// switch; auto leaves it to that, and thinks where a missing enable_thinking means off
+    /// (or -rea)
     #[arg(long, visible_alias = "reasoning", value_name = "LEVEL", default_value = "auto")]
     #[arg(value_parser = think, env = "MOEBA_REASONING")]
     think: ThinkLevel,

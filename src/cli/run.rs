@@ -45,7 +45,7 @@ pub struct Args {
     sampling: SamplingArgs,
     #[command(flatten)]
     reasoning: ReasoningArgs,
-    /// Size of the context in tokens; 0 uses the model's own, as far as memory allows
+    /// Tokens of context; 0 is the model's own, as far as memory allows
     #[arg(short, long, value_name = "N", default_value = "0", help_heading = "Engine")]
     #[arg(value_parser = args::tokens_or_zero, env = "MOEBA_CTX_SIZE")]
     ctx_size: usize,

@@ -14,7 +14,7 @@ use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions, MemoryPlan, SpecMode};
+use crate::engine::{Engine, EngineOptions, Loading, MemoryPlan, SpecMode};
 use crate::server::{
     self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
     ServerOptions, systemd,
@@ -77,6 +77,7 @@ pub(super) struct ListenArgs {
     host: String,
     /// Port to listen on; 0 takes a free one, and the URL is printed on stdout
     #[arg(long, value_name = "PORT", default_value = PORT, env = "MOEBA_PORT")]
+    #[arg(value_parser = values::port)]
     port: u16,
     /// Name of the model in answers, and other names of it [default: the file's name]
     #[arg(short, long, value_name = "NAME,…", value_delimiter = ',', env = "MOEBA_ALIAS")]
@@ -403,7 +404,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     if let Some(model) = model {
         let options = args.engine_options(&model, None, 1)?;
-        let loaded = args.open(&model, &options, &mut |part| server.set_progress(part))?;
+        let loaded = args.open(&model, &options, &mut |now| server.set_loading(now))?;
         let loaded = Loaded { kv_folder, ..loaded };
         let lines = args.start_lines(&loaded);
         server.open(loaded)?;
@@ -439,7 +440,7 @@ impl Args {
         &self,
         model: &Model,
         options: &EngineOptions,
-        progress: &mut dyn FnMut(f32),
+        progress: &mut dyn FnMut(Loading),
     ) -> Result<Loaded> {
         let engine = model.load_with(options, progress)?;
         if engine.encoder().is_some() {

@@ -19,6 +19,11 @@ where
     T::try_from(value).map_err(|_| wrong())
 }
 
+/// A port to listen on; 0 is any that is free.
+pub fn port(text: &str) -> Parsed<u16> {
+    integer(text, 0, i64::from(u16::MAX))
+}
+
 /// A switch that a variable sets, as llama.cpp reads it, and more.
 pub fn boolean(text: &str) -> Parsed<bool> {
     match text.trim().to_ascii_lowercase().as_str() {

@@ -11,10 +11,11 @@ use super::plan::ram::{Place, RamBudget};
 use super::plan::{self, MemoryPlan, TextBytes};
 use super::profile::ProfileFile;
 use super::profile_saver::ProfileSaver;
-use super::{Engine, EngineOptions, peers, understand};
+use super::{Engine, EngineOptions, LoadPhase, Loading, peers, understand};
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
 use crate::experts::numa::{self, SYSFS};
+use crate::experts::peers::Peers;
 use crate::experts::{Layout, StreamOptions, TierPlan};
 use crate::forward::gpu::{GpuModel, GpuOptions, InPlace};
 use crate::gguf::Gguf;
@@ -341,22 +342,48 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> Res
     Ok(())
 }
 
+/// Tells the bytes of a read as the part of a load.
+fn counted(phase: LoadPhase, progress: &mut dyn FnMut(Loading)) -> impl FnMut(u64, u64) {
+    move |done, total| progress(phase.at(done as f32 / total as f32))
+}
+
+/// Options of a tier whose slots have `budget` bytes.
+fn stream_options(
+    options: &EngineOptions,
+    budget: u64,
+    k: usize,
+    store: Option<&ProfileFile>,
+    peers: Option<Arc<Peers>>,
+) -> StreamOptions {
+    StreamOptions {
+        budget,
+        io: options.io,
+        policy: options.policy,
+        k,
+        profile: store.map(ProfileFile::load).unwrap_or_default(),
+        lockstep: options.test.lockstep,
+        nodes: numa::to_spread_over(options.test.nodes.as_deref().unwrap_or(SYSFS.as_ref())),
+        peers,
+        faults: options.test.faults.clone(),
+    }
+}
+
 impl Engine {
     /// Opens and checks a model, decides where its experts are to be, and brings in its pages or
-    /// its dense weights. `progress` gets the part that is done, from 0 to 1, and never less than
-    /// before.
+    /// its dense weights. `progress` is told what the load waits for, and the part that is done,
+    /// which never shrinks.
     pub fn load(
         path: &Path,
         options: &EngineOptions,
-        progress: &mut dyn FnMut(f32),
+        progress: &mut dyn FnMut(Loading),
     ) -> Result<Arc<Engine>> {
         let mut so_far = 0.0;
         // A second attempt begins where the first one was.
-        let progress = &mut |part: f32| {
-            so_far = part.clamp(so_far, 1.0);
-            progress(so_far);
+        let progress = &mut |now: Loading| {
+            so_far = now.part.clamp(so_far, 1.0);
+            progress(now.phase.at(so_far));
         };
-        progress(0.0);
+        progress(LoadPhase::Plan.at(0.0));
         let prepared = Prepared::new(path, options)?;
         let has_device = prepared.plan.device.is_some();
         let loaded = match Engine::prepared(prepared, path, options, progress) {
@@ -368,51 +395,56 @@ impl Engine {
             }
             done => done,
         };
-        loaded.inspect(|_| progress(1.0))
+        loaded.inspect(|_| progress(LoadPhase::Texts.at(1.0)))
     }
 
     fn prepared(
         prepared: Prepared,
         path: &Path,
         options: &EngineOptions,
-        progress: &mut dyn FnMut(f32),
+        progress: &mut dyn FnMut(Loading),
     ) -> Result<Arc<Engine>> {
         let Prepared { bound, tokenizer, mut plan, devices } = prepared;
         let mut cpu = Cpu::new(threads(options.n_threads));
+        if !options.peers.urls.is_empty() {
+            progress(LoadPhase::Peers.at(0.0));
+        }
         let peers = peers::connect(&bound, &plan, options)?;
         // Nothing is learned of experts that stay where they are.
         let store = match plan.moves_experts() {
             true => ProfileFile::open(&options.profile, path, bound.gguf().key())?,
             false => None,
         };
-        let mut read = |done: u64, total: u64| progress(done as f32 / total as f32);
         let mut model = match plan.place {
             Place::InPlace if plan.is_mapped => {
                 let model = bound.in_place();
-                read_ahead(model.gguf(), &cpu, &mut read)?;
+                read_ahead(model.gguf(), &cpu, &mut counted(LoadPhase::Pages, progress))?;
                 model
             }
-            Place::InPlace => bound.in_memory(&mut read)?,
+            Place::InPlace => bound.in_memory(&mut counted(LoadPhase::Weights, progress))?,
             Place::Streamed { budget } => {
-                let stream = StreamOptions {
-                    budget,
-                    io: options.io,
-                    policy: options.policy,
-                    k: bound.k(),
-                    profile: store.as_ref().map(ProfileFile::load).unwrap_or_default(),
-                    lockstep: options.test.lockstep,
-                    nodes: numa::to_spread_over(
-                        options.test.nodes.as_deref().unwrap_or(SYSFS.as_ref()),
-                    ),
-                    peers: peers.clone(),
-                    faults: options.test.faults.clone(),
+                let stream =
+                    stream_options(options, budget, bound.k(), store.as_ref(), peers.clone());
+                let mut read = |done: u64, total: u64| {
+                    let phase = if done < total {
+                        LoadPhase::DenseWeights
+                    } else {
+                        LoadPhase::ExpertMemory
+                    };
+                    progress(phase.at(done as f32 / total as f32));
                 };
                 bound.streamed(&stream, &mut read)?.with_peers(peers)
             }
         };
+        if !options.adapters.is_empty() {
+            progress(LoadPhase::Adapters.at(1.0));
+        }
         model.adapters = Adapters::read(&options.adapters, &model)?;
         model.input_sums = options.sums_inputs.then(Default::default);
         cpu.keeps_inputs = model.adapters.is_some() || model.input_sums.is_some();
+        if plan.device.is_some() {
+            progress(LoadPhase::Device.at(1.0));
+        }
         let gpu = onto_devices(&mut model, options, &plan, &devices, store.as_ref())?;
         plan.io = model.hierarchy().io().unwrap_or(plan.io);
         let hierarchy = model.hierarchy().clone();

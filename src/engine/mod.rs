@@ -33,6 +33,7 @@ mod encoder;
 mod generate;
 pub mod kv_disk;
 mod load;
+mod loading;
 mod observer;
 mod options;
 mod peers;
@@ -80,6 +81,7 @@ pub use generate::{
 };
 use load::kv_bytes;
 pub use load::{default_threads, usual_body_bytes};
+pub use loading::{LoadPhase, Loading};
 pub use options::{EngineOptions, TestHooks};
 pub(crate) use peers::tensor_types;
 pub use peers::{EXPERTS_ROUTE, ExpertsWork, GREETING_ROUTE, MAX_EXPERTS_BYTES, version};

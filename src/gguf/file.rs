@@ -109,7 +109,9 @@ impl Shard {
         let map = match map {
             // FUSE with direct_io has no maps but private ones.
             Err(e) if e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {
-                // SAFETY: as above.
+                // SAFETY: the argument above, word for word: this map is read-only and private to
+                // this value, too. That it is a copy on write changes only whether another
+                // process's writes are seen, and old bytes are as valid as new ones.
                 unsafe { MmapOptions::new().map_copy_read_only(&file) }.map_err(|_| e)
             }
             map => map,

@@ -73,7 +73,7 @@ pub async fn each(
             return Err(error);
         }
         if let Event::Finished(finish) = &event {
-            report.finish(finish, answer.age());
+            report.finish(finish, &answer);
         }
         take(i, event);
     }

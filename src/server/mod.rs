@@ -45,8 +45,8 @@ mod status;
 pub mod systemd;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -66,7 +66,7 @@ pub use service::Defaults;
 use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions, ExpertsWork, MAX_EXPERTS_BYTES};
+use crate::engine::{Engine, EngineOptions, ExpertsWork, Loading, MAX_EXPERTS_BYTES};
 use crate::{Error, Result, interrupt};
 use auth::Failures;
 use errors::{ApiError, ApiResult};
@@ -168,8 +168,8 @@ pub struct App {
     sockets: Sockets,
     models: OnceLock<Arc<Models>>,
     peer: OnceLock<Arc<PeerService>>,
-    /// The part of the model that is loaded, in thousandths.
-    progress: AtomicU32,
+    /// How far the load of the model is.
+    loading: Mutex<Loading>,
     is_stopping: AtomicBool,
 }
 
@@ -201,6 +201,12 @@ impl App {
     /// Whether the server has its models, or a peer its part of one.
     fn is_loaded(&self) -> bool {
         self.models.get().is_some() || self.peer.get().is_some()
+    }
+
+    /// How far the load of the server's model is, until it has it.
+    fn loading(&self) -> Option<Loading> {
+        let now = *self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        (!self.is_loaded()).then_some(now)
     }
 
     fn keys(&self) -> Arc<Keys> {
@@ -297,7 +303,7 @@ impl Server {
             sockets,
             models: OnceLock::new(),
             peer: OnceLock::new(),
-            progress: AtomicU32::new(0),
+            loading: Mutex::default(),
             is_stopping: AtomicBool::new(false),
         });
         let (stop, stopped) = watch::channel(false);
@@ -311,9 +317,9 @@ impl Server {
         &self.url
     }
 
-    /// The part of the model, in 0..1, that is loaded by now.
-    pub fn set_progress(&self, part: f32) {
-        self.app.progress.store((part * 1000.0) as u32, Ordering::Relaxed);
+    /// Says how far the load of the model is.
+    pub fn set_loading(&self, now: Loading) {
+        *self.app.loading.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// Starts to serve a model.

@@ -1,11 +1,12 @@
 //! A line in the log for each request, and its counts.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::errors::ApiError;
 use super::events::{Event, Finish};
 use super::metrics::Metrics;
+use super::service::Answer;
 
 /// The part of requests that goes to the log (`--log-requests`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,8 +74,8 @@ impl Report {
         };
     }
 
-    /// A choice has ended, `time` after the request was taken.
-    pub fn finish(&mut self, finish: &Finish, time: Duration) {
+    /// A choice of an answer has ended.
+    pub fn finish(&mut self, finish: &Finish, answer: &Answer) {
         let outcome = &finish.outcome;
         self.has_text = true;
         self.n_prompt = finish.n_prompt;
@@ -82,7 +83,7 @@ impl Report {
         self.n_generated += outcome.n_generated;
         let traffic = outcome.prompt_traffic.plus(&outcome.decode_traffic);
         self.read_bytes += traffic.disk.map_or(0, |counters| counters.read_bytes);
-        self.metrics.add_finish(finish, time);
+        self.metrics.add_finish(answer.model_name(), finish, answer.age());
     }
 
     /// All of the answer was written.

@@ -507,6 +507,11 @@ impl Answer {
         self.model.scheduler.wake();
     }
 
+    /// The name of the model that answers.
+    pub fn model_name(&self) -> &str {
+        self.model.info.name()
+    }
+
     /// The time since the request was taken.
     pub fn age(&self) -> Duration {
         self.start.elapsed()

@@ -127,7 +127,7 @@ impl Source for Stream {
                     self.report.see(&event);
                     self.encoder.event(choice, &event, &mut self.frames);
                     if let Event::Finished(finish) = event {
-                        self.report.finish(&finish, self.answer.age());
+                        self.report.finish(&finish, &self.answer);
                         self.finishes.push(*finish);
                     }
                 }

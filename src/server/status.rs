@@ -10,8 +10,8 @@ use super::errors::{ApiError, ApiResult, Kind, Wire};
 use super::router::json as response;
 use super::service::Service;
 use super::{App, query};
-use crate::engine::SpecMode;
 use crate::engine::scheduler::{SlotStatus, Status};
+use crate::engine::{Loading, SpecMode};
 use crate::sample::{LogitBias, PARAMETERS, Parameter, SamplerOptions};
 
 /// `GET /health`, of the server or of one of its models.
@@ -26,21 +26,23 @@ pub fn health(app: &App, query: &str) -> ApiResult<Response<Body>> {
         }
         _ => None,
     };
-    let progress = match &listing {
-        Some(listing) => listing.progress,
-        None if app.is_loaded() => None,
-        None => Some(f64::from(app.progress.load(Ordering::Relaxed)) / 1000.0),
-    };
-    let Some(progress) = progress else { return Ok(response(&json!({ "status": "ok" }))) };
+    let loading = listing.map_or_else(|| app.loading(), |listing| listing.loading);
+    let Some(loading) = loading else { return Ok(response(&json!({ "status": "ok" }))) };
     let error = ApiError::loading();
     // The error is the one that all routes have until then.
     let mut body = error.body(Wire::OpenAi, "");
     body["status"] = "loading model".into();
-    body["progress"] = progress.into();
+    add_loading(&mut body, loading);
     let mut response = response(&body);
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     Ok(response)
+}
+
+/// Tells how far a load is, in thousandths that are done, and the work that it waits for.
+pub fn add_loading(to: &mut Value, loading: Loading) {
+    to["progress"] = (loading.thousandths() as f64 / 1000.0).into();
+    to["phase"] = loading.phase.to_string().into();
 }
 
 /// `GET /ready`
@@ -63,11 +65,18 @@ pub fn metrics(app: &App, query: &str) -> ApiResult<Response<Body>> {
     if !app.options.metrics {
         return Err(ApiError::not_supported("start the server with --metrics to have this route"));
     }
-    let (all, model) = match app.models() {
-        Ok(models) => (models.list(), app.looked_at(query)?),
-        Err(_) => (Vec::new(), None),
-    };
-    let text = app.metrics.text(model.as_ref().map(|model| &***model), &all);
+    let (mut all, mut shown, mut has_several) = (Vec::new(), Vec::new(), false);
+    if let Ok(models) = app.models() {
+        (all, has_several) = (models.list(), !models.is_single());
+        shown = match query::value(query, "model") {
+            None => models.list(),
+            Some(name) => {
+                let id = models.find_to_look(Some(&name))?;
+                id.and_then(|id| models.listing(id)).into_iter().collect()
+            }
+        };
+    }
+    let text = app.metrics.text(&all, &shown, has_several);
     let mut response = Response::new(body::whole(text));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -238,6 +238,7 @@ fn short_help_has_the_common_flags_and_long_help_all() {
     let (short, long) = (help(&["run", "-h"]), help(&["run", "--help"]));
     assert!(short.lines().count() < 100, "{short}");
     assert!(short.contains("`moeba run --help` shows") && short.contains("--ram"), "{short}");
+    assert!(short.contains("-c, --ctx-size <N>"), "{short}");
     assert!(!short.contains("--presence-penalty") && !short.contains("MOEBA_"), "{short}");
     assert!(long.contains("--presence-penalty"), "{long}");
     assert!(long.contains("Examples:\n") && long.contains("moeba run model.gguf"), "{long}");

@@ -3,7 +3,7 @@
 use common::cli::{Model, Tiny, tiny};
 use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{
-    Engine, EngineOptions, FinishReason, Generation, Limits, Logits, Request, Step, Want,
+    Engine, EngineOptions, FinishReason, Generation, Limits, LoadPhase, Logits, Request, Step, Want,
 };
 use moeba::sample::grammar::{Constraint, Grammar};
 use moeba::sample::{SamplerOptions, TokenLogprob};
@@ -138,20 +138,28 @@ fn a_free_text_that_may_end_wants_few_logits_until_its_trigger() {
     assert_eq!(resumed.tokens[..told.tokens.len()], told.tokens);
 }
 
-/// However a model is brought in, the part that is done grows from 0 to 1.
+/// However a model is brought in, the part that is done grows from 0 to 1, and works follow each
+/// other.
 #[test]
 fn loading_tells_how_far_it_is() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/moeba-demo.gguf");
     let ram = |percent| EngineOptions { ram: RamBudget::Percent(percent), ..Default::default() };
     let mapped = EngineOptions::default();
     let copied = EngineOptions { mmap: false, ..Default::default() };
-    for (name, options) in
-        [("mapped", mapped), ("copied", copied), ("half", ram(50.0)), ("all streamed", ram(5.0))]
-    {
-        let mut parts = Vec::new();
-        drop(Engine::load(&demo, &options, &mut |part| parts.push(part)).unwrap());
-        assert_eq!((parts[0], parts.last()), (0.0, Some(&1.0)), "{name}");
+    for (name, options, work) in [
+        ("mapped", mapped, LoadPhase::Pages),
+        ("copied", copied, LoadPhase::Weights),
+        ("half", ram(50.0), LoadPhase::DenseWeights),
+        ("all streamed", ram(5.0), LoadPhase::DenseWeights),
+    ] {
+        let mut told = Vec::new();
+        drop(Engine::load(&demo, &options, &mut |now| told.push(now)).unwrap());
+        assert_eq!(told[0], LoadPhase::Plan.at(0.0), "{name}");
+        assert_eq!(told.last(), Some(&LoadPhase::Texts.at(1.0)), "{name}");
+        let parts: Vec<f32> = told.iter().map(|now| now.part).collect();
         assert!(parts.is_sorted() && parts.len() > 2, "{name}: {parts:?}");
+        assert!(told.is_sorted_by_key(|now| now.phase), "{name}: {told:?}");
+        assert!(told.iter().any(|now| now.phase == work), "{name}: {told:?}");
         // The reads are counted, and the last of them completes it.
         assert_eq!(parts[parts.len() - 2], 1.0, "{name}: {parts:?}");
     }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use common::cli::{Tiny, tiny, write_tiny};
 use common::hub::{self, Cache, Repo};
-use moeba::engine::{Engine, EngineOptions};
+use moeba::engine::{Engine, EngineOptions, LoadPhase, Loading};
 use moeba::server::{Library, Limits, Listed, Loaded, Need, Shelf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::operations::check_with_promtool;
 use crate::support::{
     Answer, Server, command_of_none, loaded, merged, model, options, post_to, read, start_command,
     start_of,
@@ -72,6 +73,33 @@ fn names(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect()
 }
 
+/// Each series of a model has its name, those of one name stand together, and a name in the query
+/// leaves out the other model's.
+fn check_metrics(server: &Server) {
+    let both = server.get("/metrics").body;
+    let one = server.get("/metrics?model=demo").body;
+    for text in [&both, &one] {
+        let names: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix("# TYPE ")).collect();
+        let unique: std::collections::BTreeSet<&&str> = names.iter().collect();
+        assert_eq!(unique.len(), names.len(), "a name has one place: {text}");
+    }
+    for name in ["moeba_queue_length", "llamacpp:n_decode_total", "moeba_grammar_mask_seconds_sum"]
+    {
+        let lines = |text: &str| {
+            let own = text.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+            let own = own.map(|line| line.rsplit_once(' ').unwrap().0.to_owned());
+            own.collect::<Vec<String>>()
+        };
+        let of = |model: &str| format!("{name}{{model=\"{model}\"}}");
+        assert_eq!(lines(&both), [of("demo"), of("tiny")], "{both}");
+        assert_eq!(lines(&one), [of("demo")], "{one}");
+    }
+    let bucket = "moeba_queue_wait_seconds_bucket{model=\"tiny\",le=\"+Inf\"} 1";
+    assert!(both.lines().any(|line| line == bucket), "{both}");
+    assert!(!one.contains(bucket) && one.contains("moeba_model_loaded{model=\"tiny\"} 1"), "{one}");
+    check_with_promtool(&both);
+}
+
 #[test]
 fn models_of_a_folder_are_listed_loaded_and_unloaded() {
     let folder = shelf();
@@ -102,10 +130,11 @@ fn models_of_a_folder_are_listed_loaded_and_unloaded() {
     assert_eq!(server.get("/slots?model=tiny").json().as_array().unwrap().len(), 2);
     let metrics = server.get("/metrics?model=tiny").body;
     assert!(metrics.contains("moeba_model_loaded{model=\"tiny\"} 1"));
-    assert!(metrics.contains("\nmoeba_tokens_predicted_total "), "{metrics}");
+    assert!(metrics.contains("\nmoeba_tokens_predicted_total{model=\"tiny\"} 8\n"), "{metrics}");
 
     assert_eq!(server.post("/models/load", &json!({"model": "demo"})).json()["success"], true);
     wait_for(&server, "demo", "loaded");
+    check_metrics(&server);
     assert_eq!(server.post("/models/unload", &json!({"model": "tiny"})).json()["success"], true);
     wait_for(&server, "tiny", "unloaded");
     server.post("/models/unload", &json!({"model": "tiny"})).error(400);
@@ -413,8 +442,8 @@ impl Library for Gated {
         Ok(Need::default())
     }
 
-    fn load(&self, model: &Listed, progress: &mut dyn FnMut(f32)) -> moeba::Result<Loaded> {
-        progress(0.25);
+    fn load(&self, model: &Listed, progress: &mut dyn FnMut(Loading)) -> moeba::Result<Loaded> {
+        progress(LoadPhase::Pages.at(0.25));
         self.begun.lock().unwrap().send(model.name.clone()).unwrap();
         if !self.go.lock().unwrap().recv().unwrap() {
             panic!("a fault in the program");
@@ -462,9 +491,11 @@ fn requests_wait_for_a_load_and_others_do_not() {
     assert!(too_many.header("retry-after").is_some());
     let health = get(&url, "/health?model=b");
     assert_eq!((health.status, &health.json()["progress"]), (503, &json!(0.25)));
+    assert_eq!(health.json()["phase"], "reading the file");
     assert_eq!(get(&url, "/health").status, 200);
     let entry = get(&url, "/v1/models/b").json();
-    assert_eq!(entry["status"], json!({"value": "loading", "progress": 0.25}));
+    let expected = json!({"value": "loading", "progress": 0.25, "phase": "reading the file"});
+    assert_eq!(entry["status"], expected);
     // A panic is the error of this model, and the next load is another one.
     go.send(false).unwrap();
     assert!(second.join().unwrap().error(400).contains("the model 'b' cannot be loaded"));

@@ -7,6 +7,7 @@ use serde_json::json;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -130,19 +131,30 @@ fn the_lines_for_prometheus_are_right() {
     let heading = "Watched by Prometheus";
     std::fs::write(file("moeba.rules.yml"), block(heading, "groups:")).unwrap();
     std::fs::write(file("prometheus.yml"), block(heading, "scrape_configs:")).unwrap();
-    let run = |args: &[&str], stdin: Stdio| {
-        let mut command = Command::new("promtool");
-        let out = command.args(args).current_dir(folder.path()).stdin(stdin).output().unwrap();
-        let said = [&out.stdout[..], &out.stderr].concat();
-        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
-    };
-    run(&["check", "config", "prometheus.yml"], Stdio::null());
+    run_promtool(&["check", "config", "prometheus.yml"], folder.path(), Stdio::null());
+    check_with_promtool(&metrics);
+}
+
+fn run_promtool(args: &[&str], folder: &Path, stdin: Stdio) {
+    let mut command = Command::new("promtool");
+    let out = command.args(args).current_dir(folder).stdin(stdin).output().unwrap();
+    let said = [&out.stdout[..], &out.stderr].concat();
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
+}
+
+/// Prometheus reads the text of `/metrics`.
+pub fn check_with_promtool(metrics: &str) {
+    if !is_there("promtool") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
     // llama-server's names have colons, which are for the names of rules.
     let own = metrics.lines().filter(|line| !line.contains("llamacpp:"));
     let own: String = own.map(|line| format!("{line}\n")).collect();
-    std::fs::write(file("metrics"), own).unwrap();
-    let input = std::fs::File::open(file("metrics")).unwrap();
-    run(&["check", "metrics"], input.into());
+    let path = folder.path().join("metrics");
+    std::fs::write(&path, own).unwrap();
+    let input = std::fs::File::open(&path).unwrap();
+    run_promtool(&["check", "metrics"], folder.path(), input.into());
 }
 
 #[test]

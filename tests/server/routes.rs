@@ -13,6 +13,7 @@ fn small_routes_answer() {
         let models = server.get(path).json();
         assert_eq!(models["data"][0]["id"], "demo");
         assert_eq!(models["data"][1]["id"], "other");
+        assert_eq!(models["data"][0]["aliases"], json!(["other"]));
         assert_eq!(models["data"][0]["meta"]["n_vocab"], 8192);
         assert_eq!(models["data"][0]["max_model_len"], 128);
         assert_eq!((&models["has_more"], &models["last_id"]), (&json!(false), &json!("other")));

@@ -426,7 +426,7 @@ impl Gpu for Cuda {
         let Some(function) = function.map_err(|e| self.failed(&what, e))? else {
             return Err(Error::Device(format!("there is no kernel {name}")));
         };
-        // SAFETY: just found.
+        // SAFETY: it was just found in a module of this device, which stays loaded.
         unsafe { self.allow_shared(function) }.map_err(|e| self.failed(&what, e))?;
         Ok(KernelId(function as usize as u64))
     }
@@ -440,10 +440,10 @@ impl Gpu for Cuda {
             *parameter = bytes.as_ptr().cast_mut().cast();
         }
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid.blocks, launch.grid.threads);
-        // SAFETY: the kernel came from `kernel`, whose module is loaded. The fields of the layout
-        // are its parameters: the emulated device compares the struct's name, and tests/gpu/ptx.rs
-        // the fields with the PTX. They are copied before the call returns. The memory is the
-        // caller's promise.
+        // SAFETY: the stream lives, and the kernel came from `kernel`, whose module is loaded. The
+        // pointers are to as many parameters as it has: the emulated device compares the struct's
+        // name with the kernel's, and tests/gpu/ptx.rs its fields with the PTX. They are copied
+        // before the call returns. The memory is the caller's promise.
         let done = unsafe {
             result::launch_kernel(
                 launch.kernel.0 as usize as sys::CUfunction,

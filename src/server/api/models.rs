@@ -13,7 +13,7 @@ use crate::server::errors::{ApiError, ApiResult, Kind};
 use crate::server::fields::Fields;
 use crate::server::models::{Listing, Models};
 use crate::server::router::{Call, json as response};
-use crate::server::{App, model, query};
+use crate::server::{App, model, query, status};
 
 /// All models that there are now, with facts of their files.
 pub async fn catalog(app: &App) -> ApiResult<Vec<Listing>> {
@@ -46,9 +46,18 @@ pub async fn list(app: &App) -> ApiResult<Response<Body>> {
 
 /// A model under one of its names, with its state as llama-server tells it.
 fn entry(listing: &Listing, name: &str) -> Value {
-    if let Some(service) = listing.lease.as_ref().filter(|_| listing.state == "loaded") {
-        return service.info.entry(name);
+    let mut entry = match listing.lease.as_ref().filter(|_| listing.state == "loaded") {
+        Some(service) => service.info.entry(name),
+        None => entry_of_none(listing, name),
+    };
+    if listing.names.len() > 1 {
+        entry["aliases"] = listing.names.iter().filter(|other| *other != name).cloned().collect();
     }
+    entry
+}
+
+/// The entry of a model that takes no requests now.
+fn entry_of_none(listing: &Listing, name: &str) -> Value {
     let since = listing.model.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let created = since.map_or(0, |since| since.as_secs());
     let mut entry = model::entry(name, created, listing.facts.as_deref());
@@ -56,8 +65,8 @@ fn entry(listing: &Listing, name: &str) -> Value {
     if listing.has_failed {
         entry["status"]["failed"] = true.into();
     }
-    if let Some(part) = listing.progress {
-        entry["status"]["progress"] = part.into();
+    if let Some(loading) = listing.loading {
+        status::add_loading(&mut entry["status"], loading);
     }
     entry
 }
@@ -65,9 +74,14 @@ fn entry(listing: &Listing, name: &str) -> Value {
 /// `GET /v1/models/{id}`
 pub async fn one(app: &App, path: &str) -> ApiResult<Response<Body>> {
     let name = query::unescaped(path.strip_prefix("/v1/models/").unwrap_or_default());
-    let all = catalog(app).await?;
-    let found = all.iter().find(|listing| listing.names.contains(&name));
-    found.map(|listing| response(&entry(listing, &name))).ok_or_else(|| unknown(&name))
+    let models = app.models()?.clone();
+    let wanted = name.clone();
+    let found = in_background(move || {
+        models.refresh();
+        models.named(&wanted).and_then(|id| models.listing_with_facts(id))
+    });
+    let found = found.await?;
+    found.map(|listing| response(&entry(&listing, &name))).ok_or_else(|| unknown(&name))
 }
 
 /// The error for a model that is not served.

@@ -24,6 +24,7 @@ use super::errors::{ApiError, ApiResult, Kind};
 use super::model::{Facts, ModelInfo};
 use super::prompt::Templates;
 use super::service::Service;
+use crate::engine::Loading;
 use crate::gguf::Gguf;
 use crate::{Error, Result, meter};
 
@@ -52,8 +53,8 @@ pub trait Library: Send + Sync {
     fn list(&self) -> Vec<Listed>;
     /// The memory that a model takes once it is loaded.
     fn need(&self, model: &Listed) -> Result<Need>;
-    /// Loads it. `progress` gets the part that is done, from 0 to 1.
-    fn load(&self, model: &Listed, progress: &mut dyn FnMut(f32)) -> Result<Loaded>;
+    /// Loads it. `progress` is told how far it is.
+    fn load(&self, model: &Listed, progress: &mut dyn FnMut(Loading)) -> Result<Loaded>;
     /// Names of the model in answers; its own if there are none.
     fn names(&self, model: &Listed) -> Vec<String>;
     /// Downloads models and removes what was downloaded; `None`: clients may not.
@@ -91,8 +92,8 @@ struct Card {
     facts: Option<Arc<Facts>>,
     /// Why the last load has failed.
     failure: Option<ApiError>,
-    /// The part that is loaded.
-    progress: f32,
+    /// How far its load is, or was.
+    loading: Loading,
     /// The number of the load, among all.
     load: u64,
 }
@@ -136,8 +137,8 @@ pub struct Listing {
     /// The name that llama-server has for it.
     pub state: &'static str,
     pub has_failed: bool,
-    /// The part that is loaded, in thousandths of a whole, of one that is being loaded.
-    pub progress: Option<f64>,
+    /// How far its load is, of one that is being loaded.
+    pub loading: Option<Loading>,
     pub facts: Option<Arc<Facts>>,
     /// Whether it was loaded once.
     pub was_loaded: bool,
@@ -182,7 +183,7 @@ impl Models {
             is_listed: true,
             facts: Some(Arc::new(info.facts.clone())),
             failure: None,
-            progress: 1.0,
+            loading: Loading::default(),
             load: 1,
         };
         let mut roster = Roster::new(Limits::one());
@@ -375,9 +376,10 @@ impl Models {
     /// The error of a request that has waited for too long.
     fn late(&self, id: usize) -> ApiError {
         let inner = self.lock();
-        let name = &inner.cards[id].names[0];
+        let Card { names, loading, .. } = &inner.cards[id];
+        let name = &names[0];
         let message = match inner.roster.state(id) {
-            State::Loading => format!("the model '{name}' is still being loaded"),
+            State::Loading => format!("the model '{name}' is still being loaded: {loading}"),
             _ => format!("there is no memory for the model '{name}' while others are in use"),
         };
         ApiError::new(Kind::Overloaded, "model_timeout", message).after(Duration::from_secs(5))
@@ -423,8 +425,18 @@ impl Models {
     /// [`Models::list`] with facts of all files that can be read. Reads their beginnings.
     pub fn list_with_facts(self: &Arc<Self>) -> Vec<Listing> {
         let n = self.lock().cards.len();
-        let with_facts = |id| Some(Listing { facts: self.facts(id), ..self.listing(id)? });
-        (0..n).filter_map(with_facts).collect()
+        (0..n).filter_map(|id| self.listing_with_facts(id)).collect()
+    }
+
+    /// [`Models::listing`] with facts of the file. Reads its beginning, and no other file's.
+    pub fn listing_with_facts(self: &Arc<Self>, id: usize) -> Option<Listing> {
+        Some(Listing { facts: self.facts(id), ..self.listing(id)? })
+    }
+
+    /// The number of the model with exactly this name.
+    pub fn named(&self, name: &str) -> Option<usize> {
+        let is_it = |card: &Card| card.is_listed && card.names.iter().any(|own| own == name);
+        self.lock().cards.iter().position(is_it)
     }
 
     /// A model with its state; `None` if the library does not have it any more.
@@ -449,8 +461,7 @@ impl Models {
                 State::Unloaded if is_asleep => "sleeping",
                 State::Unloaded => "unloaded",
             },
-            progress: matches!(state, State::Loading)
-                .then_some((f64::from(card.progress) * 1000.0).floor() / 1000.0),
+            loading: matches!(state, State::Loading).then_some(card.loading),
             has_failed: card.failure.is_some() && lease.is_none(),
             was_loaded: card.load > 0,
             names: card.names,
@@ -556,10 +567,10 @@ impl Models {
         let (model, names) = {
             let mut inner = self.lock();
             let card = &mut inner.cards[id];
-            card.progress = 0.0;
+            card.loading = Loading::default();
             (card.model.clone(), card.names.clone())
         };
-        let mut progress = |part| self.lock().cards[id].progress = part;
+        let mut progress = |now| self.lock().cards[id].loading = now;
         let loaded = guarded(|| started(library.load(&model, &mut progress)?, names));
         match loaded {
             Ok(service) => {
@@ -623,7 +634,8 @@ impl Inner {
             let id = self.roster.add();
             assert_eq!(id, self.cards.len(), "a card for each model");
             let (is_listed, facts, failure) = (true, None, None);
-            let card = Card { model, names, is_listed, facts, failure, progress: 0.0, load: 0 };
+            let loading = Loading::default();
+            let card = Card { model, names, is_listed, facts, failure, loading, load: 0 };
             self.cards.push(card);
         }
     }
@@ -681,7 +693,7 @@ mod tests {
             Ok(Need::default())
         }
 
-        fn load(&self, _: &Listed, _: &mut dyn FnMut(f32)) -> Result<Loaded> {
+        fn load(&self, _: &Listed, _: &mut dyn FnMut(Loading)) -> Result<Loaded> {
             Err(Error::invalid("there is no file"))
         }
 
@@ -717,5 +729,25 @@ mod tests {
         assert_eq!((inner.find("u/m"), inner.find("plain")), (None, Some(3)));
         inner.update(&names);
         assert_eq!(inner.find("u/m"), Some(1));
+    }
+
+    #[test]
+    fn facts_of_a_model_are_of_no_other_file() {
+        const NAMES: [&str; 2] = ["models/demo/moeba-demo.gguf", "./models/demo/moeba-demo.gguf"];
+        let shelf = Shelf {
+            library: Box::new(Names(&NAMES)),
+            limits: Limits::one(),
+            first: None,
+            is_single: false,
+            body_bytes: 0,
+            patience: None,
+        };
+        let models = Models::of_shelf(shelf).unwrap();
+        let id = models.named(NAMES[1]).unwrap();
+        assert!(models.listing_with_facts(id).unwrap().facts.is_some());
+        let has_read: Vec<bool> = models.lock().cards.iter().map(|c| c.facts.is_some()).collect();
+        assert_eq!(has_read, [false, true]);
+        assert_eq!(models.named("moeba-demo"), None);
+        models.close(Duration::ZERO);
     }
 }

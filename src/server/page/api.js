@@ -16,6 +16,9 @@ export class ServerError extends Error {
   }
 }
 
+/** How far a load is, and the work that it waits for, as the server says it. */
+export const loading = ({ progress = 0, phase }) => `${(100 * progress).toFixed(0)} %${phase ? `: ${phase}` : ""}`;
+
 /** An error as the server says it, in a sentence for people. */
 function serverError(status, said, used) {
   if (status === 401) return new ServerError(status, used ? "That key was refused." : "The server asks for a key.");

@@ -4,6 +4,7 @@ import { complete } from "./api.js";
 import { $, h } from "./dom.js";
 import * as list from "./list.js";
 import { MessageView } from "./message.js";
+import * as models from "./models.js";
 import { replay, requestOf } from "./replay.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
@@ -63,6 +64,7 @@ export function show(next) {
   drawList();
   drawControls();
   settings.show(chat.own);
+  models.show(chat.model);
 }
 
 export const fresh = () => {
@@ -99,6 +101,12 @@ export function keepSettings(own) {
   store.change(chat.id, { own });
 }
 
+/** Keeps the model that this conversation speaks to. */
+export function keepModel(model) {
+  chat.model = model;
+  store.change(chat.id, { model });
+}
+
 /** The buttons and the status of what is shown. */
 function drawControls() {
   $("send").hidden = isBusy();
@@ -132,6 +140,7 @@ function hear(other) {
   if (own === chat) {
     draw();
     settings.show(chat.own, document.activeElement);
+    models.show(chat.model);
   }
   drawList();
 }
@@ -345,10 +354,11 @@ function answer(before, begun) {
   const last = tree.upTo(chat, before).findLast((one) => one.role === "assistant");
   const node = tree.add(chat, before?.id, {
     role: "assistant", text: "", reasoning: "", calls: [], settings: now, writing: true, ...start, ...start?.begun,
-    first: last?.first,
+    first: last?.first, model: models.current(),
   });
   if (last?.isFull) node.first = tree.later(chat, node, 0.5) ?? node.first;
   const owner = chat;
+  owner.model ??= node.model;
   keep([node]);
   const work = async (signal) => {
     draw();
@@ -375,12 +385,18 @@ function answer(before, begun) {
 /** Asks for an answer. The oldest messages leave a chat that the context has no room for. */
 async function fitting(owner, node, signal, follow) {
   for (;;) {
+    const load = models.watch(node.model, signal, (text) => say(text, owner));
     try {
-      return await complete(requestOf(owner, node), signal, follow);
+      return await complete(requestOf(owner, node), signal, (part) => {
+        load.end();
+        return follow(part);
+      });
     } catch (error) {
       const first = error.fitting && tree.later(owner, node, error.fitting / 2);
       if (!first) throw error;
       node.first = first;
+    } finally {
+      load.end();
     }
   }
 }

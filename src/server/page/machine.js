@@ -5,6 +5,7 @@ import { ask, events, ServerError } from "./api.js";
 import { Chart } from "./charts.js";
 import { $, bytes, count, h, short } from "./dom.js";
 import { Heatmap, NAMES, PLACES } from "./heatmap.js";
+import { query } from "./models.js";
 
 /** Rates are means over this time, ms; charts have a sample each half of a second. */
 const WINDOW = 2000;
@@ -78,7 +79,7 @@ async function* heard(response) {
 async function follow(signal, failed) {
   for (let pause = 500; !signal.aborted; pause = Math.min(2 * pause, 8000)) {
     try {
-      for await (const [name, data] of heard(await ask("moeba/experts", { signal }))) {
+      for await (const [name, data] of heard(await ask(`moeba/experts${query()}`, { signal }))) {
         pause = 500;
         take(name, JSON.parse(data));
       }
@@ -94,6 +95,7 @@ async function follow(signal, failed) {
 
 function take(name, event) {
   if (name === "experts") {
+    if (model?.model !== event.model) best = 0;
     model = event;
     recent = [];
     lastSample = -STEP;

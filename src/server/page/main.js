@@ -1,11 +1,12 @@
 // The page: theme, key, views, shortcuts.
 
-import { get, key, setKey } from "./api.js";
+import { get, key, loading, setKey } from "./api.js";
 import * as attach from "./attach.js";
 import * as chat from "./chat.js";
 import { $, h, saved } from "./dom.js";
 import * as files from "./export.js";
 import * as machine from "./machine.js";
+import * as models from "./models.js";
 import * as settings from "./settings.js";
 
 // ---- theme ----
@@ -101,10 +102,8 @@ async function connect() {
   if (mine !== attempt) return;
   banner.hidden = true;
   try {
-    const props = await get("props");
-    $("model").textContent = props.model_alias;
-    $("model").title = `${props.model_path}, ${props.build_info}`;
-    settings.showDefaults(props);
+    await models.look();
+    await describe();
   } catch (error) {
     if (mine !== attempt) return;
     failed(error);
@@ -116,13 +115,32 @@ async function connect() {
   machine.reopen(failed);
 }
 
+/** Shows what the server says of the model. */
+async function describe() {
+  const query = models.query();
+  const props = await get(`props${query}`);
+  // Another model may be shown by now.
+  if (query !== models.query()) return describe();
+  $("model").textContent = props.model_alias;
+  $("model").title = $("models").title = `${props.model_path}, ${props.build_info}`;
+  models.note(props);
+  return settings.showDefaults(props);
+}
+
+/** Shows another model, or one that is loaded now. */
+function showModel() {
+  if (!isConnected) return;
+  describe().catch(failed);
+  machine.lose();
+  machine.reopen(failed);
+}
+
 /** Whether the server has its model; says on the banner what is the matter. */
 async function isReady(banner) {
   try {
     const response = await fetch("health", { cache: "no-store", signal: AbortSignal.timeout(5000) });
     if (response.ok) return true;
-    const { progress = 0 } = await response.json();
-    banner.textContent = `The model is being loaded: ${(100 * progress).toFixed(0)} %`;
+    banner.textContent = `The model is being loaded, ${loading(await response.json())}`;
   } catch {
     banner.textContent = "The server cannot be reached. The page tries again by itself.";
   }
@@ -245,6 +263,7 @@ $("more").addEventListener("click", (event) => {
 });
 document.addEventListener("click", (event) => { if (!event.target.closest("#theme")) showMore(false); });
 
+models.build({ picked: chat.keepModel, shown: showModel });
 settings.build({ changed: (note) => ($("settings-note").textContent = note), keep: chat.keepSettings });
 showView("chat");
 showPanel();

@@ -130,9 +130,9 @@ function pretty(text) {
 }
 
 /** The line below an answer. */
-function figures({ role, settings, timings, usage, moeba, stopped, writing, isFull, finish }, isWriting) {
+function figures({ role, model, settings, timings, usage, moeba, stopped, writing, isFull, finish }, isWriting) {
   if (role !== "assistant") return "";
-  const parts = [];
+  const parts = model ? [model] : [];
   const seed = moeba?.seed ?? settings?.seed;
   if (seed !== undefined) parts.push(`seed ${seed}`);
   if (usage) {

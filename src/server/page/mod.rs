@@ -54,6 +54,7 @@ const FILES: &[File] = files![
     "store.js",
     "list.js",
     "message.js",
+    "models.js",
     "markdown.js",
     "math.js",
     "settings.js",

@@ -12,7 +12,7 @@ export function requestOf(chat, answer) {
   if (system) messages.unshift({ role: "system", content: system });
   // The server continues what the assistant says last.
   if (answer.begun) messages.push(wire({ role: "assistant", ...answer.begun }));
-  return { messages, ...parameters };
+  return { messages, model: answer.model, ...parameters };
 }
 
 /** All that an answer says, as bytes. */

@@ -158,6 +158,8 @@ function tell() {
 /** Names the server's defaults in the empty fields. */
 export function showDefaults(props) {
   contextLength = props.default_generation_settings?.n_ctx ?? Infinity;
+  // Those of a model that is not loaded are not known.
+  for (const [name] of NUMBERS) fields[name].placeholder = "";
   const defaults = props.default_generation_settings?.params ?? {};
   for (const [name, value] of Object.entries({ ...defaults, max_tokens: defaults.n_predict, seed: "random" })) {
     if (NUMBERS.some(([known]) => known === name)) {

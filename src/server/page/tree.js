@@ -41,6 +41,7 @@ export function merge(chat, other, isOwn) {
   chat.chosen = { ...other.chosen, ...chat.chosen };
   chat.title = other.title;
   chat.own = other.own;
+  chat.model = other.model;
   chat.updated = Math.max(chat.updated, other.updated);
 }
 
@@ -136,7 +137,7 @@ export function restore(data) {
       id, parent: text(node.parent), role: node.role, text: text(node.text), reasoning: text(node.reasoning),
       files: files.map((file) => ({ name: text(file?.name), text: text(file?.text) })),
       calls: calls.map(call), call: text(node.call), settings: settings ?? undefined,
-      hash: text(node.hash), fingerprint: text(node.fingerprint), made: chat.updated + Object.keys(chat.nodes).length,
+      model: text(node.model) || undefined, hash: text(node.hash), fingerprint: text(node.fingerprint), made: chat.updated + Object.keys(chat.nodes).length,
       stopped: node.stopped === true || node.writing === true,
       begun: node.begun ? { text: text(node.begun.text), reasoning: text(node.begun.reasoning) } : undefined,
     };
@@ -145,5 +146,6 @@ export function restore(data) {
   chat.title = titled(text(data.title)) || chat.title;
   const own = data.own && Object.entries(data.own).filter(([, value]) => typeof value === "string");
   if (own) chat.own = Object.fromEntries(own);
+  if (text(data.model)) chat.model = data.model;
   return chat;
 }
