@@ -146,6 +146,16 @@ const EXAMPLES: &[(&str, [Example; 2])] = &[
         ],
     ),
     (
+        "moeba embed",
+        [
+            ("Compare two texts", "moeba embed model.gguf \"a cat on a mat\" \"a dog on a log\""),
+            (
+                "Embed the lines of a file, as JSON",
+                "moeba embed model.gguf -f lines.txt --embd-output-format json > lines.json",
+            ),
+        ],
+    ),
+    (
         "moeba logits",
         [
             (

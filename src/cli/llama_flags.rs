@@ -1,12 +1,13 @@
-//! The flags of llama.cpp's llama-cli, llama-completion, llama-bench, llama-perplexity and
-//! llama-server, so that a command line made for them runs here, or says by name why it cannot.
+//! The flags of llama.cpp's llama-cli, llama-completion, llama-bench, llama-perplexity,
+//! llama-embedding and llama-server, so that a command line made for them runs here, or says by
+//! name why it cannot.
 //! A subcommand's own flags come first; these tables are for all others.
 
 use super::llama_server_flags::{SERVER_HARMLESS, SERVER_REFUSED};
 
 /// Subcommands that load a model, and take llama.cpp's flags.
 pub const LOADERS: &[&str] =
-    &["run", "serve", "bench", "perplexity", "imatrix", "logits", "record"];
+    &["run", "serve", "embed", "bench", "perplexity", "imatrix", "logits", "record"];
 
 /// Names of one flag; a subcommand has it under at least one of them.
 pub const SYNONYMS: &[&str] = &[
@@ -179,6 +180,7 @@ pub const HARMLESS: &[(&str, &[&str])] = &[
         ],
     ),
     ("nothing is drafted by another model", &["--spec-type {none}"]),
+    ("each token sees what the model lets it see", &["--attention {causal}"]),
     ("only text is read", &["--no-mmproj", "--no-mmproj-auto", "--no-mmproj-offload", "-embd {0}"]),
 ];
 
@@ -246,10 +248,10 @@ pub const REFUSED: &[(&str, &[&str])] = &[
         &["--hellaswag* --winogrande* --multiple-choice* --kl-divergence* --save-all-logits"],
     ),
     ("windows follow each other, and --stats has the figures", &["--ppl-*"]),
-    (
-        "moeba has no embeddings yet",
-        &["--pooling --attention -embd --embd-* --embedding --embeddings --rerank --reranking"],
-    ),
+    ("each token sees what the model lets it see", &["--attention"]),
+    ("it is a flag of `moeba embed`", &["--embd-* --cls-separator"]),
+    ("only prompts and decode are measured", &["-embd"]),
+    ("it is a flag of `moeba embed` and `moeba serve`", &["--pooling"]),
     (
         "other machines that run `moeba serve` compute experts for this one: see --peers",
         &["-rpc --rpc"],
@@ -263,6 +265,7 @@ pub const REFUSED: &[(&str, &[&str])] = &[
             "--sse-* --threads-http --cache-prompt --no-cache-prompt --cache-reuse --metrics",
             "--props --slots --no-slots --slot-* -sps --models-* --no-models-* -a --alias --tags",
             "--prefill-assistant --no-prefill-assistant --sleep-idle-seconds --server-base -cms",
+            "--embedding --embeddings --rerank --reranking",
             "--checkpoint-min-step --cache-idle-slots --no-cache-idle-slots -cb --cont-batching",
             "-nocb --no-cont-batching --kv-unified-per-slot --spm-infill",
         ],
@@ -402,7 +405,8 @@ mod tests {
          --op-offload --no-op-offload --lora --lora-scaled --control-vector \
          --control-vector-scaled --control-vector-layer-range -a --alias --tags -m --model -mu \
          --model-url -dr --docker-repo -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -o \
-         --output --output-file --embd-normalize --host --port --reuse-port --path --cors-origins \
+         --output --output-file --embd-normalize --embd-output-format --embd-separator \
+         --cls-separator --attention --host --port --reuse-port --path --cors-origins \
          --cors-methods --cors-headers --cors-credentials --no-cors-credentials --api-prefix \
          --ui-config --webui-config --ui-config-file --webui-config-file --ui-mcp-proxy \
          --webui-mcp-proxy --no-ui-mcp-proxy --no-webui-mcp-proxy --tools --tools-runtime \
@@ -479,6 +483,10 @@ mod tests {
         "moeba perplexity m -f x --version",
         "moeba bench m -p 8 --n-prompt 8 -n 4 --n-gen 4 -pg 8,4 -d 4 --n-depth 4 -r 2 \
          --repetitions 2 -o md --output md --no-warmup -t 1,2 --threads 1",
+        "moeba embed m -p x -e --no-escape --pooling mean --embd-normalize 2 -c 64 -t 2 \
+         --embd-output-format json --embd-separator x --cls-separator y",
+        "moeba embed m -f x --file x",
+        "moeba serve m --pooling mean",
         "moeba perplexity m -bf x --binary-file x --hellaswag --hellaswag-tasks 2",
         "moeba perplexity m --winogrande --winogrande-tasks 2 -f x --save-all-logits y",
         "moeba perplexity m --multiple-choice --multiple-choice-tasks 2 -f x",
@@ -523,8 +531,14 @@ mod tests {
     #[test]
     fn what_is_done_parses() {
         let mut root = root();
-        let loaders =
-            ["run m", "serve m", "bench m", "perplexity m -f x", "logits m --tokens 1 -o x"];
+        let loaders = [
+            "run m",
+            "serve m",
+            "embed m",
+            "bench m",
+            "perplexity m -f x",
+            "logits m --tokens 1 -o x",
+        ];
         let engine = loaders.map(|command| format!("moeba {command} {ENGINE}"));
         for text in DONE.iter().copied().chain(engine.iter().map(String::as_str)) {
             let line = line(&root, text).unwrap_or_else(|e| panic!("{text}: {e}"));

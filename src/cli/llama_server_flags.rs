@@ -26,6 +26,11 @@ pub const SERVER_HARMLESS: &[(&str, &[&str])] = &[
     ("two threads serve HTTP", &["--reuse-port", "--threads-http VALUE"]),
     ("models are loaded when a request names them", &["--models-autoload"]),
     ("models have no tags", &["--tags VALUE"]),
+    (
+        "embeddings are always served, and so are the scores of models that rank",
+        &["--embedding --embeddings", "--rerank --reranking"],
+    ),
+    ("requests have embd_normalize", &["--embd-normalize {2}"]),
     ("an answer goes on with an assistant's message at the end", &["--prefill-assistant"]),
     ("answers do not depend on what runs beside them", &["--exact"]),
     ("moeba reads tool calls by the chat template", &["--tool-format {auto}"]),
@@ -53,6 +58,7 @@ pub const SERVER_REFUSED: &[(&str, &[&str])] = &[
         &["--no-prefill-assistant"],
     ),
     ("moeba has no infilling", &["--spm-infill"]),
+    ("requests say it: see embd_normalize", &["--embd-normalize"]),
     ("keys have weights instead: see --api-key-file", &["--allow-priority"]),
     (
         "requests bring their own text: it is a flag of `moeba run`",

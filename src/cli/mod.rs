@@ -12,6 +12,7 @@ mod convert;
 mod device_args;
 mod diffuse;
 mod doctor;
+mod embed;
 mod environment;
 mod experts;
 mod figures;
@@ -132,6 +133,8 @@ enum Command {
     Detokenize(tokenize::DetokenizeArgs),
     /// Print the prompt that the chat template makes of messages
     Render(render::Args),
+    /// Print vectors of texts, or scores of documents, as llama-embedding does
+    Embed(embed::Args),
     /// Write a model's logits for given tokens to a NumPy file
     Logits(logits::Args),
     /// Measure how well a model predicts a text, as llama.cpp defines it
@@ -213,6 +216,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Detokenize(args) => tokenize::detokenize(args),
         Command::Render(args) => render::run(args),
+        Command::Embed(args) => embed::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Imatrix(args) => imatrix::run(args),

@@ -14,7 +14,7 @@ use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions, Loading, MemoryPlan, SpecMode};
+use crate::engine::{Engine, EngineOptions, Loading, MemoryPlan, Pooling, SpecMode};
 use crate::server::{
     self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
     ServerOptions, systemd,
@@ -262,6 +262,10 @@ struct AnswerArgs {
     /// End them there; the default
     #[arg(long, overrides_with = "context_shift")]
     no_context_shift: bool,
+    /// How the outputs of a text's tokens become its embedding: none, mean, cls, last, or rank
+    /// where documents are ranked only [default: as the file says, or last]
+    #[arg(long, value_name = "NAME", env = "MOEBA_POOLING")]
+    pooling: Option<Pooling>,
     /// Chat template: one of the model's or of llama.cpp's by name (chatml, llama3, ...), a file,
     /// or the template itself
     #[arg(long, visible_alias = "chat-template-file", value_name = "NAME|FILE")]
@@ -613,6 +617,7 @@ impl Args {
             queue_time: time(self.load.queue_timeout),
             total_time: time(self.load.timeout),
             spec: self.spec.mode,
+            pooling: self.answers.pooling,
         };
         Ok(Loaded {
             engine,
@@ -654,7 +659,9 @@ impl Args {
         if url.starts_with("http") && (self.listen.ui || !self.listen.no_ui) {
             out::note(&format!("page: {url}"));
         }
-        out::note(&format!("OpenAI API: {url}/v1 (chat completions, completions, models)"));
+        out::note(&format!(
+            "OpenAI API: {url}/v1 (chat completions, completions, embeddings, models)"
+        ));
         out::note(&format!("Anthropic API: {url} (messages)"));
         out::note(&format!("Ollama API: {url}/api (chat, generate, tags, show)"));
         let key = match self.access.api_key.is_empty() && self.access.api_key_file.is_none() {

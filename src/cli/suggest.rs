@@ -7,6 +7,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("completion", "completions"),
     ("delete", "rm"),
     ("download", "pull"),
+    ("embedding", "embed"),
+    ("embeddings", "embed"),
     ("generate", "run"),
     ("info", "inspect"),
     ("ls", "list"),

@@ -9,6 +9,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::embedding::Pooling;
 use super::scheduler::{Core, Job, JobSink, Owner, Pages};
 use super::speculation::{DraftCounts, Gate, Speculation};
 use super::traffic::ExpertTraffic;
@@ -40,6 +41,8 @@ pub struct Request {
     pub constraint: Option<Constraint>,
     /// Whether tokens that may come next are computed ahead of their turn. The text is the same.
     pub speculation: Speculation,
+    /// The prompt's outputs are pooled, and nothing is generated.
+    pub pooling: Option<Pooling>,
     /// Ends the request early.
     pub cancel: Cancel,
 }
@@ -189,6 +192,7 @@ pub struct Generation {
     /// The alternatives are tokens that the samplers have left.
     after_sampling: bool,
     last_logprob: Option<TokenLogprob>,
+    pooling: Option<Pooling>,
 }
 
 /// A tokenizer that lives as long as somebody decodes with it.
@@ -235,6 +239,7 @@ impl Generation {
             n_top_logprobs: None,
             after_sampling: false,
             last_logprob: None,
+            pooling: request.pooling,
         })
     }
 
@@ -310,8 +315,16 @@ impl Generation {
         self.mask_time.take()
     }
 
+    /// How the prompt's outputs are pooled, if that is all that is asked for.
+    pub(super) fn pooling(&self) -> Option<Pooling> {
+        self.pooling
+    }
+
     /// The logits of a text's last token that `choose` needs.
     pub fn want(&self) -> Want {
+        if self.pooling.is_some() {
+            return Want::None;
+        }
         let is_constrained = self.constraint.as_ref().is_some_and(Constraint::is_active);
         if is_constrained || self.n_top_logprobs.is_some() {
             return Want::Last;
@@ -414,7 +427,8 @@ impl Generation {
 
     /// Tokens that there may be after those so far; `None` is no limit.
     pub fn n_left(&self) -> Option<usize> {
-        self.limits.n_predict.map(|n| n.saturating_sub(self.n_generated))
+        let most = self.pooling.map_or(self.limits.n_predict, |_| Some(0));
+        most.map(|n| n.saturating_sub(self.n_generated))
     }
 
     /// Tokens so far, the end token included.

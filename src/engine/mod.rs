@@ -29,6 +29,7 @@ mod compute;
 mod describe;
 pub mod device;
 pub mod diffusion;
+mod embedding;
 mod encoder;
 mod generate;
 pub mod kv_disk;
@@ -40,6 +41,7 @@ mod peers;
 pub mod plan;
 mod profile;
 mod profile_saver;
+mod rank;
 mod recording;
 mod saved_text;
 pub mod scheduler;
@@ -76,6 +78,7 @@ pub use batch::{BatchRow, Interlude};
 use compute::Compute;
 pub use compute::Rest;
 pub use device::DeviceChoice;
+pub use embedding::{EUCLIDEAN, Embedding, Pooling};
 pub use generate::{
     ContextShift, FinishReason, Generation, Generator, Limits, Outcome, Request, Step, TextSink,
 };

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::embedding::Pooled;
 use super::recording::ExpertRecorder;
 use super::session::EvalHooks;
 use super::speculation::NextTokenText;
@@ -70,6 +71,8 @@ pub(super) struct Listener<'a, 'h> {
     pub keeps_all: bool,
     /// Gets the outputs that drafts are made of.
     pub outputs: Option<&'a mut NextTokenText>,
+    /// Gets those that an embedding is made of.
+    pub pooled: Option<&'a mut Pooled>,
     pub experts: Option<&'a mut ExpertRecorder>,
     /// Gets the number of experts of each layer, if it is the first listener of the pass.
     pub n_experts: &'a mut Vec<u32>,
@@ -135,12 +138,18 @@ impl Observer for PassObserver<'_, '_, '_> {
     }
 
     fn n_outputs(&self, session: usize) -> usize {
-        self.listeners[session].outputs.as_ref().map_or(0, |_| NextTokenText::WINDOW)
+        let Listener { n_tokens, outputs, pooled, .. } = &self.listeners[session];
+        let of_drafts = outputs.as_ref().map_or(0, |_| NextTokenText::WINDOW);
+        pooled.as_ref().map_or(0, |pooled| pooled.n_wanted(*n_tokens)).max(of_drafts)
     }
 
     fn outputs(&mut self, session: usize, position: usize, rows: &[f32]) {
-        if let Some(outputs) = &mut self.listeners[session].outputs {
+        let Listener { outputs, pooled, .. } = &mut self.listeners[session];
+        if let Some(outputs) = outputs {
             outputs.add(position, rows);
+        }
+        if let Some(pooled) = pooled {
+            pooled.add(position, rows);
         }
     }
 

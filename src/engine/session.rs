@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::checkpoints::Checkpoints;
 use super::compute::{Pass, PassText, Stack};
+use super::embedding::Pooled;
 use super::observer::{LastLogits, Listener, PassObserver};
 use super::recording::{ExpertRecorder, Experts};
 use super::scheduler::{Load, PAGE, Pages, Restored};
@@ -38,6 +39,8 @@ pub struct Session {
     pub(super) verified_states: Vec<usize>,
     /// The text's part of the layer that predicts the token after the next, if there is one.
     pub(super) outputs: Option<Box<NextTokenText>>,
+    /// Present while the text's outputs are pooled.
+    pub(super) pooled: Option<Pooled>,
     /// Tokens of the text that the encoder has read; 0 if there is none.
     pub(super) n_source: usize,
     /// Present while chosen experts are recorded.
@@ -124,6 +127,7 @@ impl Session {
             checkpoints: Checkpoints::default(),
             verified_states: Vec::new(),
             outputs: next.map(|head| Box::new(NextTokenText::new(head, engine.n_ctx, [k, v]))),
+            pooled: None,
             n_source: 0,
             experts: None,
             n_experts: Vec::new(),
@@ -398,15 +402,16 @@ impl Session {
         want: forward::Want,
     ) -> (PassText<'a>, Listener<'a, 'a>) {
         let (request, past) = (self.id, self.n_past());
-        let Session { cache, logits, outputs, experts, n_experts, adapters, .. } = self;
-        let outputs = outputs.as_deref_mut();
+        let Session { cache, logits, outputs, pooled, experts, n_experts, adapters, .. } = self;
+        let (outputs, pooled) = (outputs.as_deref_mut(), pooled.as_mut());
         let TextCache { host: kv, device } = cache;
         let (gpu_kv, experts) = (device.as_ref(), experts.as_mut());
         n_experts.clear();
         let n_tokens = tokens.len();
         let keeps_all = phase == Phase::Decode && n_tokens > 1;
+        let hooks = None;
         let listener =
-            Listener { n_tokens, logits, keeps_all, outputs, experts, n_experts, hooks: None };
+            Listener { n_tokens, logits, keeps_all, outputs, pooled, experts, n_experts, hooks };
         (PassText { tokens, request, past, phase, want, adapters, kv, gpu_kv }, listener)
     }
 

@@ -6,6 +6,7 @@ mod attention;
 pub mod batch;
 mod behind_router;
 mod block_index;
+mod classifier;
 mod compressed;
 pub mod encoder_decoder;
 mod events;

@@ -44,7 +44,8 @@ impl Choice {
                 }
             }
             Event::Finished(finish) => self.finish = Some(*finish),
-            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
+            Event::Started { .. } | Event::Progress { .. } => {}
+            Event::Embedded(_) | Event::Failed(_) => {}
         }
     }
 }

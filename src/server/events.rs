@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::errors::ApiError;
-use crate::engine::{FinishReason, Outcome};
+use crate::engine::{Embedding, FinishReason, Outcome};
 use crate::sample::TokenLogprob;
 
 /// Something new of an answer.
@@ -38,6 +38,8 @@ pub enum Event {
         index: usize,
         text: String,
     },
+    /// The embedding of a text.
+    Embedded(Embedding),
     /// The end of a choice.
     Finished(Box<Finish>),
     /// The end of a choice that has failed.

@@ -31,7 +31,7 @@ pub fn identity(model: &Loaded, info: &ModelInfo) -> Result<Value> {
 fn settings(model: &Loaded, info: &ModelInfo) -> String {
     let defaults = &model.defaults;
     let limits = (defaults.n_predict, defaults.context_shift, defaults.reasoning_budget);
-    let content = (defaults.keeps_reasoning_in_content, model.trusts_content);
+    let content = (defaults.keeps_reasoning_in_content, model.trusts_content, defaults.pooling);
     let mut hash = Sha256::new();
     hash.update(format!("{:?};{limits:?};{content:?};", defaults.sampling));
     hash.update(format!("{:?};{:?}", info.facts.chat_template, model.variables));

@@ -41,6 +41,8 @@ pub const MAX_TOOLS_BYTES: usize = 2 << 20;
 pub const MAX_STOPS: usize = 128;
 pub const MAX_STOP_BYTES: usize = 1 << 10;
 pub const MAX_PROMPTS: usize = 64;
+/// Texts to embed, and documents to rank.
+pub const MAX_TEXTS: usize = 2048;
 /// The largest `n`.
 pub const MAX_CHOICES: usize = 16;
 pub const MAX_BIASES: usize = 1024;

@@ -13,6 +13,7 @@ mod bodies;
 mod body;
 mod collect;
 mod digest;
+mod embedding;
 mod errors;
 mod events;
 mod experts;

@@ -11,7 +11,9 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use super::App;
-use super::api::{anthropic, chat, completions, models, native, ollama, responses, text};
+use super::api::{
+    anthropic, chat, completions, embeddings, models, native, ollama, rerank, responses, text,
+};
 use super::auth::Client;
 use super::body::{self, Body};
 use super::errors::{ApiError, ApiResult, Kind, Wire};
@@ -68,6 +70,10 @@ pub enum Handler {
     ResponsesTokens,
     Completions,
     Completion,
+    Embeddings,
+    /// llama-server's own.
+    Embedding,
+    Rerank,
     Tokenize,
     Detokenize,
     ApplyTemplate,
@@ -80,6 +86,8 @@ pub enum Handler {
     OllamaShow,
     OllamaChat,
     OllamaGenerate,
+    OllamaEmbed,
+    OllamaEmbeddings,
     OllamaPull,
     OllamaDelete,
     Adapters,
@@ -103,7 +111,6 @@ const POST: &str = "POST, OPTIONS";
 const RESPONSES: &str = "POST, OPTIONS, GET";
 const ANY: &str = "GET, HEAD, POST, DELETE, OPTIONS";
 
-const EMBEDDINGS: &str = "moeba generates text only: it has no embeddings and no reranking";
 const TEXT_ONLY: &str = "moeba reads and writes text only, no images and no sound";
 const MANAGEMENT: &str = "moeba makes no models here: see moeba pull, convert and quantize";
 const BATCHES: &str = "moeba keeps no batches: send each request to /v1/messages";
@@ -141,11 +148,13 @@ pub const ROUTES: &[Route] = &[
     route("/tokenize", POST, Handler::Tokenize),
     route("/detokenize", POST, Handler::Detokenize),
     route("/apply-template", POST, Handler::ApplyTemplate),
-    route("/v1/embeddings", ANY, NotBuilt(EMBEDDINGS)),
-    route("/embeddings", ANY, NotBuilt(EMBEDDINGS)),
-    route("/embedding", ANY, NotBuilt(EMBEDDINGS)),
-    route("/v1/rerank", ANY, NotBuilt(EMBEDDINGS)),
-    route("/rerank", ANY, NotBuilt(EMBEDDINGS)),
+    route("/v1/embeddings", POST, Handler::Embeddings),
+    route("/embeddings", POST, Handler::Embedding),
+    route("/embedding", POST, Handler::Embedding),
+    route("/v1/rerank", POST, Handler::Rerank),
+    route("/v1/reranking", POST, Handler::Rerank),
+    route("/rerank", POST, Handler::Rerank),
+    route("/reranking", POST, Handler::Rerank),
     route(
         "/infill",
         ANY,
@@ -177,8 +186,8 @@ pub const ROUTES: &[Route] = &[
     route("/api/show", POST, Handler::OllamaShow),
     route("/api/chat", POST, Handler::OllamaChat),
     route("/api/generate", POST, Handler::OllamaGenerate),
-    route("/api/embed", ANY, NotBuilt(EMBEDDINGS)),
-    route("/api/embeddings", ANY, NotBuilt(EMBEDDINGS)),
+    route("/api/embed", POST, Handler::OllamaEmbed),
+    route("/api/embeddings", POST, Handler::OllamaEmbeddings),
     route("/api/pull", POST, Handler::OllamaPull),
     route("/api/push", ANY, NotBuilt(MANAGEMENT)),
     route("/api/create", ANY, NotBuilt(MANAGEMENT)),
@@ -500,6 +509,9 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::ResponsesTokens => responses::input_tokens(call).await,
         Handler::Completions => completions::answer(call).await,
         Handler::Completion => native::answer(call).await,
+        Handler::Embeddings => embeddings::openai(call).await,
+        Handler::Embedding => embeddings::native(call).await,
+        Handler::Rerank => rerank::answer(call).await,
         Handler::Tokenize => text::tokenize(call).await,
         Handler::Detokenize => text::detokenize(call).await,
         Handler::ApplyTemplate => text::apply_template(call).await,
@@ -512,6 +524,8 @@ async fn serve(call: &mut Call, route: &'static Route, path: &str) -> ApiResult<
         Handler::OllamaShow => ollama::models::show(call).await,
         Handler::OllamaChat => ollama::chat(call).await,
         Handler::OllamaGenerate => ollama::generate(call).await,
+        Handler::OllamaEmbed => ollama::embed::embed(call).await,
+        Handler::OllamaEmbeddings => ollama::embed::embeddings(call).await,
         Handler::OllamaPull => ollama::downloads::pull(call).await,
         Handler::OllamaDelete => ollama::downloads::delete(call).await,
         Handler::Adapters => adapters::serve(call).await,
@@ -568,7 +582,7 @@ mod tests {
         assert_eq!(handler("//health"), None);
         assert_eq!(handler("/"), Some(Handler::Root));
         assert_eq!(handler("/v1/chat/completions/x"), None);
-        assert!(matches!(handler("/v1/embeddings"), Some(NotBuilt(_))));
+        assert!(matches!(handler("/infill"), Some(NotBuilt(_))));
     }
 
     #[test]

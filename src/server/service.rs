@@ -15,7 +15,7 @@ use super::model::ModelInfo;
 use super::models::Lease;
 use super::prompt::{Encoded, Room, Templates};
 use super::replay;
-use super::request::{Chat, Prompt, Request};
+use super::request::{Chat, Prompt, Request, Scheduling};
 use super::sink::{Sink, SinkSettings};
 use crate::Result;
 use crate::cancel::Cancel;
@@ -25,7 +25,7 @@ use crate::engine::kv_disk::KvFolder;
 use crate::engine::scheduler::{
     AnySink, Histogram, Job, JobStatus, Refused, SECONDS, Scheduler, SchedulerOptions, Status,
 };
-use crate::engine::{self, Engine, Generation, SpecMode, Speculation};
+use crate::engine::{self, Engine, Generation, Limits, Pooling, SpecMode, Speculation};
 use crate::sample::grammar::Constraint;
 use crate::sample::{LogitBias, SamplerOptions};
 use crate::tokenizer::EncodeOptions;
@@ -64,6 +64,8 @@ pub struct Defaults {
     pub total_time: Option<Duration>,
     /// When drafts are verified.
     pub spec: SpecMode,
+    /// How embeddings are pooled, if not as the file says.
+    pub pooling: Option<Pooling>,
 }
 
 struct OpenJob {
@@ -110,7 +112,7 @@ pub struct Answer {
     /// Names what the answer's bytes follow from, beside the model.
     pub hash: String,
     /// Keeps the key's count of running requests.
-    _running: Running,
+    _running: Arc<Running>,
 }
 
 impl Service {
@@ -181,7 +183,7 @@ impl Service {
         let engine = self.engine();
         engine.check_continues().map_err(|_| continues_none())?;
         let n_ctx = engine.n_ctx();
-        let Encoded { tokens, text } = self.encode(&request.prompt, n_ctx)?;
+        let Encoded { tokens, text } = self.encode(&request.prompt, "prompt", n_ctx)?;
         if tokens.len() >= n_ctx {
             return Err(ApiError::context_overflow(tokens.len(), n_ctx));
         }
@@ -246,6 +248,47 @@ impl Service {
         Ok(Prepared { request, prompt: tokens, text, generations, adapters, seed, hash })
     }
 
+    /// A text to embed, whose tokens are in range and fit the context.
+    pub fn prepare_embedding(
+        &self,
+        tokens: &[u32],
+        pooling: Pooling,
+        scheduling: &Scheduling,
+    ) -> ApiResult<Prepared> {
+        let request = engine::Request {
+            prompt: tokens.to_vec(),
+            pooling: Some(pooling),
+            ..engine::Request::default()
+        };
+        let generation = Generation::new(self.engine(), &request);
+        let adapters = self.adapters.asked(scheduling.lora.as_deref())?;
+        let request = Request {
+            prompt: Prompt::Tokens(Vec::new()),
+            sampling: SamplerOptions::default(),
+            limits: Limits::default(),
+            n_choices: 1,
+            form: None,
+            n_logprobs: None,
+            after_sampling: false,
+            salt: String::new(),
+            scheduling: scheduling.clone(),
+            prediction: None,
+            wants_progress: false,
+            wants_tokens: false,
+            time_limit: None,
+        };
+        let hash = replay::hash(&request, tokens, &adapters);
+        Ok(Prepared {
+            request,
+            prompt: tokens.to_vec(),
+            text: String::new(),
+            generations: vec![generation.map_err(|e| ApiError::of_request(&e))?],
+            adapters,
+            seed: 0,
+            hash,
+        })
+    }
+
     fn speculation(&self, request: &Request) -> Speculation {
         let mode = request.scheduling.spec.unwrap_or(self.defaults.spec);
         let text = request.prediction.as_deref().filter(|_| mode != SpecMode::Off);
@@ -291,9 +334,9 @@ impl Service {
         }))
     }
 
-    /// The prompt's tokens, and the text of a rendered chat. Refuses one that cannot fit into
-    /// `n_ctx` tokens, as far as its text says so.
-    fn encode(&self, prompt: &Prompt, n_ctx: usize) -> ApiResult<Encoded> {
+    /// The tokens of the prompt that is the field `path`, and the text of a rendered chat. Refuses
+    /// one that cannot fit into `n_ctx` tokens, as far as its text says so.
+    pub fn encode(&self, prompt: &Prompt, path: &str, n_ctx: usize) -> ApiResult<Encoded> {
         let engine = self.engine();
         let room = Room { n_ctx, longest_piece: self.info.longest_piece };
         match prompt {
@@ -303,9 +346,9 @@ impl Service {
                 let n_vocab = engine.tokenizer().n_vocab();
                 if let Some(id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
                     let message = format!(
-                        "prompt: token id {id} is out of range: the model has {n_vocab} tokens"
+                        "{path}: token id {id} is out of range: the model has {n_vocab} tokens"
                     );
-                    return Err(ApiError::invalid("prompt", message));
+                    return Err(ApiError::invalid(path, message));
                 }
                 Ok(Encoded { tokens: tokens.clone(), text: String::new() })
             }
@@ -314,7 +357,7 @@ impl Service {
 
     /// Tokens of a prompt, also of one that does not fit.
     pub fn count(&self, prompt: &Prompt) -> ApiResult<usize> {
-        Ok(self.encode(prompt, usize::MAX)?.tokens.len())
+        Ok(self.encode(prompt, "prompt", usize::MAX)?.tokens.len())
     }
 
     /// The jobs of a request, one for each choice.
@@ -390,6 +433,16 @@ impl Service {
 impl Lease {
     /// Puts requests into the queue, all or none. Their choices follow each other.
     pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
+        self.submit_as(all, client, &Arc::new(client.enter()?))
+    }
+
+    /// Puts a part of a request into the queue that counts as running already.
+    pub fn submit_as(
+        self: &Arc<Self>,
+        all: Vec<Prepared>,
+        client: &Client,
+        running: &Arc<Running>,
+    ) -> ApiResult<Answer> {
         let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
         let options = self.scheduler.options();
         let most = options.n_queue + options.n_parallel;
@@ -397,7 +450,6 @@ impl Lease {
             let message = format!("n: a request has at most {most} choices here, got {n_open}");
             return Err(ApiError::invalid("n", message));
         }
-        let running = client.enter()?;
         let priorities = all.iter().map(|one| client.priority(one.request.scheduling.priority));
         let priorities = priorities.collect::<ApiResult<Vec<i32>>>()?;
         let n_prompt = all.first().map_or(0, |prepared| prepared.prompt.len());
@@ -422,7 +474,7 @@ impl Lease {
             has_started: false,
             n_prompt,
             hash,
-            _running: running,
+            _running: running.clone(),
         };
         match self.scheduler.submit(jobs) {
             Ok(()) => Ok(answer),

@@ -9,7 +9,7 @@ use crate::cancel::Cancel;
 use crate::chat::reasoning::Budget;
 use crate::chat::tools::{self, Scanner};
 use crate::engine::scheduler::JobSink;
-use crate::engine::{FinishReason, Outcome, TextSink};
+use crate::engine::{Embedding, FinishReason, Outcome, TextSink};
 use crate::sample::TokenLogprob;
 
 pub struct Sink {
@@ -156,6 +156,10 @@ impl JobSink for Sink {
             (Some(_), _) if self.is_late() => self.settings.cancel.cancel(),
             _ => {}
         }
+    }
+
+    fn embedded(&mut self, embedding: Embedding) {
+        self.sender.send(Event::Embedded(embedding));
     }
 
     fn finished(&mut self, result: Result<Outcome>) {

@@ -21,6 +21,9 @@ mod devices;
 // `doctor`: its JSON and its table.
 mod doctor;
 
+// `embed`: formats, and agreement with `logits`.
+mod embed;
+
 // Messages about model files, vocabularies, token ids, messages and chat templates.
 mod files;
 

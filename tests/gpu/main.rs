@@ -6,6 +6,9 @@ mod attention;
 // Batches of several sessions.
 mod batches;
 
+// Vectors of texts.
+mod embeddings;
+
 // The emulated device itself: results, races, uninitialised reads.
 mod emulated;
 

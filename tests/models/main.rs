@@ -24,6 +24,9 @@ mod demo;
 // Masked tokens filled in, against the published loops.
 mod diffusion;
 
+// Vectors of texts, and scores of documents.
+mod embeddings;
+
 // Encoder–decoder checkpoints against transformers.
 mod golden_encoder_decoder;
 

@@ -21,6 +21,9 @@ mod determinism;
 // Models that fill in masked tokens.
 mod diffusion;
 
+// Vectors of texts, and documents in the order of their scores.
+mod embeddings;
+
 // A disk that fails under a server.
 mod faults;
 

@@ -331,7 +331,7 @@ fn errors_have_ollamas_form() {
     error(&server.post_text(CHAT, "{"), 400);
     let pull = server.post("/api/pull", &json!({"model": "user/model"}));
     assert!(error(&pull, 501).contains("--allow-pull"));
-    for path in ["push", "create", "copy", "blobs/sha256:1", "embed", "embeddings"] {
+    for path in ["push", "create", "copy", "blobs/sha256:1"] {
         let text = error(&server.post(&format!("/api/{path}"), &json!({})), 501);
         assert!(text.starts_with("moeba "), "{path}: {text}");
     }

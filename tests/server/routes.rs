@@ -36,7 +36,7 @@ fn small_routes_answer() {
     assert!(metrics.body.lines().all(|line| line.starts_with(['#', 'm', 'l'])));
     server.get("/nothing").error(404);
     server.get("//health").error(404);
-    server.post("/v1/embeddings", &json!({})).error(501);
+    server.post("/infill", &json!({})).error(501);
     let wrong = server.get("/v1/chat/completions");
     wrong.error(405);
     assert_eq!(wrong.header("allow"), Some("post, options"));

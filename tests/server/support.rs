@@ -71,6 +71,7 @@ pub fn loaded(engine: Arc<Engine>, options: EngineOptions) -> Loaded {
             queue_time: None,
             total_time: None,
             spec: SpecMode::Off,
+            pooling: None,
         },
     }
 }

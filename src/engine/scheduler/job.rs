@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::cancel::Cancel;
-use crate::engine::{Generation, Outcome, TextSink};
+use crate::engine::{Embedding, Generation, Outcome, TextSink};
 use crate::sample::TokenLogprob;
 
 /// Receives a job's text and hears how the job goes. Its methods run on the thread that computes:
@@ -23,6 +23,9 @@ pub trait JobSink: TextSink {
     /// This token was chosen. Its text follows, unless it ends the job. `logprob` is there if it
     /// is to be reported.
     fn token(&mut self, _id: u32, _logprob: Option<&TokenLogprob>) {}
+
+    /// The embedding of a job that asks for one.
+    fn embedded(&mut self, _embedding: Embedding) {}
 
     /// The job has ended. Nothing is called after this.
     fn finished(&mut self, result: Result<Outcome>);
@@ -48,6 +51,10 @@ impl JobSink for AnySink {
 
     fn token(&mut self, id: u32, logprob: Option<&TokenLogprob>) {
         self.0.token(id, logprob);
+    }
+
+    fn embedded(&mut self, embedding: Embedding) {
+        self.0.embedded(embedding);
     }
 
     fn finished(&mut self, result: Result<Outcome>) {
@@ -83,7 +90,7 @@ impl Default for Owner {
     }
 }
 
-/// A text to generate.
+/// A text to generate, or to embed.
 pub struct Job<S> {
     /// Names the job in snapshots.
     pub id: u64,

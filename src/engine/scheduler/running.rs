@@ -80,6 +80,7 @@ impl<S: JobSink> Running<S> {
             sink.finished(Err(why));
             return None;
         }
+        session.begin_embedding(generation.pooling());
         session.set_cancel(cancel.clone());
         let mut outcome = Outcome::new(FinishReason::Cancelled);
         outcome.n_prompt = source.as_ref().map_or(0, Vec::len);
@@ -290,6 +291,11 @@ impl<S: JobSink> Running<S> {
         if self.in_prompt {
             let n = self.n_prompt - self.outcome.n_reused;
             self.sink.prompt_progress(n, n);
+        }
+        if let Some(embedding) = session.end_embedding() {
+            self.end_prompt(n_past, engine);
+            self.sink.embedded(embedding);
+            return Ok(Some(FinishReason::Length));
         }
         let first = n_past;
         let result = loop {

@@ -3,6 +3,7 @@
 
 mod attention;
 mod binder;
+mod classifier;
 mod compressed;
 mod delta;
 pub mod encoder;
@@ -26,6 +27,7 @@ use crate::model::weights::encoder::EncoderWeights;
 
 pub use attention::{AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees};
 pub(super) use binder::Binder;
+pub use classifier::Classifier;
 pub use compressed::{CompressedWeights, Compressor};
 pub use delta::{DeltaWeights, Gates};
 use ffn::Experts;
@@ -119,6 +121,8 @@ pub struct Weights {
     pub layers: Vec<Layer>,
     /// Weights besides the layers', in a model with an encoder.
     pub encoder: Option<EncoderWeights>,
+    /// Present in a model that ranks.
+    pub classifier: Option<Classifier>,
     /// A layer's routed experts are in the first list, its dense branch, as the only expert of its
     /// own, in the second, shared experts in the third.
     pub routed: Vec<Option<LayerExperts>>,
@@ -173,6 +177,7 @@ impl Weights {
             },
             layers: Vec::new(),
             encoder: EncoderWeights::bind(&b)?,
+            classifier: Classifier::bind(&b)?,
             routed: Vec::new(),
             dense: Vec::new(),
             shared: Vec::new(),

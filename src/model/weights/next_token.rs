@@ -74,6 +74,7 @@ impl NextTokenWeights {
             rope_factors: shared.rope_factors.clone(),
             layers: vec![layer],
             encoder: None,
+            classifier: None,
             routed: vec![experts.routed],
             dense: vec![experts.dense],
             shared: vec![experts.shared],

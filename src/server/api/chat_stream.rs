@@ -171,7 +171,8 @@ impl Encoder for ChatStream {
             }
             Event::Arguments { index, text } => self.arguments(choice, *index, text, out),
             Event::Finished(finish) => self.finish(choice, finish, out),
-            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
+            Event::Started { .. } | Event::Progress { .. } => {}
+            Event::Embedded(_) | Event::Failed(_) => {}
         }
     }
 

@@ -17,6 +17,7 @@ use crate::server::collect::{Choice, collect};
 use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish};
 use crate::server::fields::Fields;
+use crate::server::limits::MAX_PROMPTS;
 use crate::server::models::Lease;
 use crate::server::request::{Prompt, Request};
 use crate::server::router::{Call, json as response};
@@ -68,7 +69,7 @@ struct Writer {
 }
 
 fn read(fields: &Fields<'_>, service: &Arc<Lease>) -> ApiResult<(Vec<Request>, Writer)> {
-    let prompts = prompts(fields, service.engine().tokenizer())?;
+    let prompts = prompts(fields, "prompt", MAX_PROMPTS, service.engine().tokenizer())?;
     let mut style = Style {
         is_stream: fields.flag("stream")?,
         has_timings: fields.flag("timings_per_token")?,

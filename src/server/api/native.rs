@@ -17,7 +17,7 @@ use crate::server::collect::{Choice, collect};
 use crate::server::errors::{ApiError, ApiResult, Wire};
 use crate::server::events::{Event, Finish, Token};
 use crate::server::fields::Fields;
-use crate::server::limits::MAX_CHOICES;
+use crate::server::limits::{MAX_CHOICES, MAX_PROMPTS};
 use crate::server::models::Lease;
 use crate::server::request::Request;
 use crate::server::router::{Call, json as response};
@@ -74,7 +74,7 @@ struct Style {
 
 fn read(fields: &Fields<'_>, service: &Arc<Lease>) -> ApiResult<(Vec<Request>, Style)> {
     let tokenizer = service.engine().tokenizer();
-    let prompts = prompts(fields, tokenizer)?;
+    let prompts = prompts(fields, "prompt", MAX_PROMPTS, tokenizer)?;
     let range = 1..=MAX_CHOICES as i64;
     let n_choices = fields.integer("n_cmpl", range.clone())?.or(fields.integer("n", range)?);
     let chosen = fields.strings("response_fields")?.unwrap_or_default();

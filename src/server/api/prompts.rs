@@ -1,45 +1,53 @@
-//! The `prompt` of completions: one, or several.
+//! Fields that are one prompt, or several.
 
 use serde_json::Value;
 
 use crate::server::errors::{ApiError, ApiResult};
 use crate::server::fields::{Fields, integer};
-use crate::server::limits::MAX_PROMPTS;
 use crate::server::request::Prompt;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
 const EXPECTED: &str = "a string, an array of token ids and strings, or an array of either";
 
-/// The prompts of a body, as llama-server reads them: an array with a number in it is one prompt,
-/// any other array has a prompt in each item. A prompt is a text, token ids with texts among them,
-/// or an object with `prompt_string`.
-pub fn prompts(fields: &Fields<'_>, tokenizer: &Tokenizer) -> ApiResult<Vec<Prompt>> {
-    let Some(value) = fields.get("prompt") else {
-        return Err(fields.missing("prompt"));
+/// The prompts of a field, `most` of them at most, as llama-server reads them: an array with a
+/// number in it is one prompt, any other array has a prompt in each item. A prompt is a text, token
+/// ids with texts among them, or an object with `prompt_string`.
+pub fn prompts(
+    fields: &Fields<'_>,
+    name: &'static str,
+    most: usize,
+    tokenizer: &Tokenizer,
+) -> ApiResult<Vec<Prompt>> {
+    let Some(value) = fields.get(name) else {
+        return Err(fields.missing(name));
     };
     let list = match value {
         Value::Array(list) if list.is_empty() => {
-            return Err(ApiError::invalid("prompt", "prompt: the array is empty"));
+            return Err(ApiError::invalid(name, format!("{name}: the array is empty")));
         }
         Value::Array(list) if !list.iter().any(Value::is_number) => list.as_slice(),
         one => std::slice::from_ref(one),
     };
-    if list.len() > MAX_PROMPTS {
-        let message = format!("prompt: at most {MAX_PROMPTS} prompts");
-        return Err(ApiError::invalid("prompt", message));
+    if list.len() > most {
+        return Err(ApiError::invalid(name, format!("{name}: at most {most} texts")));
     }
-    list.iter().map(|item| prompt(fields, item, tokenizer)).collect()
+    list.iter().map(|item| prompt(fields, name, item, tokenizer)).collect()
 }
 
-fn prompt(fields: &Fields<'_>, item: &Value, tokenizer: &Tokenizer) -> ApiResult<Prompt> {
+fn prompt(
+    fields: &Fields<'_>,
+    name: &str,
+    item: &Value,
+    tokenizer: &Tokenizer,
+) -> ApiResult<Prompt> {
     match item {
         Value::String(text) => Ok(Prompt::Text(text.clone())),
         Value::Array(list) if list.iter().any(|item| item.is_array() || item.is_object()) => {
-            Err(fields.wrong("prompt", EXPECTED))
+            Err(fields.wrong(name, EXPECTED))
         }
         Value::Array(list) => {
             let ids = mixed(list, tokenizer).map(Prompt::Tokens);
-            ids.ok_or_else(|| fields.wrong("prompt", EXPECTED))
+            ids.ok_or_else(|| fields.wrong(name, EXPECTED))
         }
         Value::Object(map)
             if item["prompt_string"].is_string() || item["prompt_string"].is_array() =>
@@ -48,11 +56,11 @@ fn prompt(fields: &Fields<'_>, item: &Value, tokenizer: &Tokenizer) -> ApiResult
                 !data.is_null() && data.as_array().is_none_or(|list| !list.is_empty())
             });
             if has_media {
-                return Err(ApiError::not_text("prompt", "multimodal_data"));
+                return Err(ApiError::not_text(name, "multimodal_data"));
             }
-            prompt(fields, &item["prompt_string"], tokenizer)
+            prompt(fields, name, &item["prompt_string"], tokenizer)
         }
-        _ => Err(fields.wrong("prompt", EXPECTED)),
+        _ => Err(fields.wrong(name, EXPECTED)),
     }
 }
 
@@ -82,12 +90,14 @@ pub fn mixed(list: &[Value], tokenizer: &Tokenizer) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::limits::MAX_PROMPTS;
     use crate::server::prompt::tests::tokenizer;
     use serde_json::json;
 
     fn read(prompt: Value) -> Option<Vec<String>> {
         let body = json!({ "prompt": prompt });
-        let prompts = prompts(&Fields::of(&body, "").unwrap(), &tokenizer()).ok()?;
+        let fields = Fields::of(&body, "").unwrap();
+        let prompts = prompts(&fields, "prompt", MAX_PROMPTS, &tokenizer()).ok()?;
         Some(prompts.iter().map(|prompt| format!("{prompt:?}")).collect())
     }
 

@@ -147,7 +147,8 @@ impl Live {
                 self.add(finish.tokens.len());
                 None
             }
-            Event::CallBegin { .. } | Event::Arguments { .. } | Event::Failed(_) => None,
+            Event::CallBegin { .. } | Event::Arguments { .. } => None,
+            Event::Embedded(_) | Event::Failed(_) => None,
         }
     }
 

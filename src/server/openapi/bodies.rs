@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::sample::{MAX_TOP_LOGPROBS, PARAMETERS};
 use crate::server::api::sampling::{self, WITHOUT_EFFECT};
-use crate::server::api::{anthropic, ollama, responses};
+use crate::server::api::{anthropic, embeddings, ollama, responses};
 
 /// The value that a field has.
 #[derive(Clone, Copy, Debug)]
@@ -293,6 +293,56 @@ pub const NATIVE: Table = Table {
     example: r#"{"prompt": "Once upon a time", "n_predict": 1}"#,
 };
 
+/// The fields of [`scheduling`](crate::server::api::embeddings::scheduling).
+const TURN: &[Field] = &[("priority", Whole(i64::MIN, MAX)), ("lora", LIST)];
+
+const TEXTS: Kind = Of(&["string", "array", "object"]);
+
+pub const EMBEDDINGS: Table = Table {
+    fields: &[
+        &[("input", TEXTS), ("encoding_format", Text), ("dimensions", Whole(1, MAX))],
+        MODEL,
+        TURN,
+    ],
+    unused: &[WITHOUT_EFFECT],
+    required: &["input"],
+    example: r#"{"input": "Hello"}"#,
+    ..EMPTY
+};
+
+pub const EMBEDDING: Table = Table {
+    fields: &[
+        &[
+            ("content", TEXTS),
+            ("input", TEXTS),
+            ("embd_normalize", Whole(-1, embeddings::MAX_NORM)),
+        ],
+        TURN,
+    ],
+    unused: &[WITHOUT_EFFECT],
+    example: r#"{"content": "Hello"}"#,
+    ..EMPTY
+};
+
+pub const RERANK: Table = Table {
+    fields: &[
+        &[
+            ("query", Text),
+            ("documents", LIST),
+            ("texts", LIST),
+            ("top_n", Whole(1, MAX)),
+            ("return_documents", Flag),
+            ("return_text", Flag),
+        ],
+        MODEL,
+        TURN,
+    ],
+    unused: &[WITHOUT_EFFECT],
+    required: &["query"],
+    example: r#"{"query": "Hello", "documents": ["Hi", "No"]}"#,
+    ..EMPTY
+};
+
 pub const SLOT: Table = Table {
     fields: &[&[("filename", Text)]],
     example: r#"{"filename": "conversation.kv"}"#,
@@ -467,6 +517,27 @@ pub const OLLAMA_GENERATE: Table = Table {
     ],
     unused: &[ollama::UNUSED],
     example: r#"{"prompt": "Hello", "options": {"num_predict": 1}}"#,
+    ..EMPTY
+};
+
+const OLLAMA_MODEL: &[Field] =
+    &[("model", Text), ("name", Text), ("keep_alive", Of(&["number", "string"]))];
+
+pub const OLLAMA_EMBED: Table = Table {
+    fields: &[
+        OLLAMA_MODEL,
+        &[("input", Texts), ("truncate", Flag), ("dimensions", Whole(1, MAX))],
+        TURN,
+    ],
+    unused: &[ollama::embed::UNUSED],
+    example: r#"{"input": "Hello"}"#,
+    ..EMPTY
+};
+
+pub const OLLAMA_EMBEDDINGS: Table = Table {
+    fields: &[OLLAMA_MODEL, &[("prompt", Text)], TURN],
+    unused: &[ollama::embed::UNUSED],
+    example: r#"{"prompt": "Hello"}"#,
     ..EMPTY
 };
 

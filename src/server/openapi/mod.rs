@@ -97,12 +97,17 @@ const BODIES: &[(&str, &Table)] = &[
     ("Responses", &bodies::RESPONSES),
     ("Completions", &bodies::COMPLETIONS),
     ("Completion", &bodies::NATIVE),
+    ("Embeddings", &bodies::EMBEDDINGS),
+    ("Embedding", &bodies::EMBEDDING),
+    ("Rerank", &bodies::RERANK),
     ("Tokenize", &bodies::TOKENIZE),
     ("Detokenize", &bodies::DETOKENIZE),
     ("Messages", &bodies::MESSAGES),
     ("MessagesPrompt", &bodies::MESSAGES_COUNT),
     ("OllamaChat", &bodies::OLLAMA_CHAT),
     ("OllamaGenerate", &bodies::OLLAMA_GENERATE),
+    ("OllamaEmbed", &bodies::OLLAMA_EMBED),
+    ("OllamaEmbeddings", &bodies::OLLAMA_EMBEDDINGS),
     ("OllamaShow", &bodies::OLLAMA_SHOW),
     ("OllamaDownload", &bodies::OLLAMA_DOWNLOAD),
     ("ModelName", &bodies::MODEL_NAME),
@@ -176,6 +181,11 @@ fn work(handler: Handler) -> Option<Work> {
         H::Completion => {
             Work::post("llama-server's continuation of a text", "Completion", EVENTS, &[])
         }
+        H::Embeddings => {
+            Work::post("Embeddings of texts", "Embeddings", JSON, &["object", "data", "usage"])
+        }
+        H::Embedding => Work::post("llama-server's embeddings of texts", "Embedding", JSON, &[]),
+        H::Rerank => Work::post("Documents by how well they answer a query", "Rerank", JSON, &[]),
         H::Tokenize => Work::post("Tokens of a text", "Tokenize", JSON, &["tokens"]),
         H::Detokenize => Work::post("The text of tokens", "Detokenize", JSON, &["content"]),
         H::ApplyTemplate => Work::post("The prompt of messages", "ChatPrompt", JSON, &["prompt"]),
@@ -190,6 +200,16 @@ fn work(handler: Handler) -> Option<Work> {
         H::Experts => {
             Work { media: STREAM, ..Work::get("Where every expert is, as it changes", &[]) }
         }
+        H::Adapters => Work::get("LoRA adapters and their scales, as an array", &[]),
+        H::Peer | H::PeerExperts | H::NotBuilt(_) => return None,
+        other => return ollama_work(other),
+    })
+}
+
+/// The work of a handler of Ollama's.
+fn ollama_work(handler: Handler) -> Option<Work> {
+    use Handler as H;
+    Some(match handler {
         H::OllamaVersion => Work::get("The version of Ollama's API", &["version"]),
         H::OllamaTags => Work::get("The models as Ollama lists them", &["models"]),
         H::OllamaProcesses => Work::get("The models that are loaded", &["models"]),
@@ -206,8 +226,13 @@ fn work(handler: Handler) -> Option<Work> {
         H::OllamaGenerate => {
             Work::post("Ollama's answer to a text", "OllamaGenerate", LINES, &["response", "done"])
         }
-        H::Adapters => Work::get("LoRA adapters and their scales, as an array", &[]),
-        H::Peer | H::PeerExperts | H::NotBuilt(_) => return None,
+        H::OllamaEmbed => {
+            Work::post("Ollama's embeddings of texts", "OllamaEmbed", JSON, &["embeddings"])
+        }
+        H::OllamaEmbeddings => {
+            Work::post("The embedding of a text", "OllamaEmbeddings", JSON, &["embedding"])
+        }
+        _ => return None,
     })
 }
 

@@ -347,7 +347,7 @@ def tell_where(n, n_nodes):
     url = url_here()
     others = f"; {count(n_nodes - 1, 'machine')} more for experts" if SETTINGS["peer_token"] else ""
     note(f"{count(n, 'replica')} on {count(n if others else n_nodes, 'machine')}{others}")
-    note(f"OpenAI API: {url}/v1 (chat completions, completions, models)")
+    note(f"OpenAI API: {url}/v1 (chat completions, completions, embeddings, models)")
     note(f"Anthropic API: {url} (messages)")
     if SETTINGS["is_port_chosen"]:
         print(url, flush=True)

@@ -230,6 +230,17 @@ def a_result_goes_back():
 
 
 @check
+def texts_have_embeddings():
+    one = client.embeddings.create(model=MODEL, input="Hello")
+    both = client.embeddings.create(model=MODEL, input=["Hello", "there"], encoding_format="float")
+    assert [item.index for item in both.data] == [0, 1], both
+    assert one.data[0].embedding == both.data[0].embedding
+    assert one.usage.prompt_tokens == one.usage.total_tokens > 0, one.usage
+    short = client.embeddings.create(model=MODEL, input="Hello", dimensions=4)
+    assert len(short.data[0].embedding) == 4, short
+
+
+@check
 def errors_have_their_types():
     error = raises(openai.BadRequestError, 400, lambda: ask(temperature=-1))
     assert (error.param, error.type) == ("temperature", "invalid_request_error")
@@ -243,8 +254,9 @@ def errors_have_their_types():
     image = [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}]
     raises(openai.BadRequestError, 400, lambda: ask(messages=image))
-    embed = lambda: client.embeddings.create(model=MODEL, input="x")
-    raises(openai.InternalServerError, 501, embed)
+    embed = lambda **more: client.embeddings.create(model=MODEL, **more)
+    raises(openai.BadRequestError, 400, lambda: embed(input=[]))
+    raises(openai.BadRequestError, 400, lambda: embed(input="x", dimensions=10**6))
     wrong = openai.OpenAI(base_url=f"{URL}/v1", api_key="wrong", max_retries=0)
     raises(openai.AuthenticationError, 401, lambda: wrong.models.list())
     lost = openai.OpenAI(base_url=f"{URL}/v2", api_key=KEY, max_retries=0)

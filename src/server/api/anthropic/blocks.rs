@@ -69,7 +69,8 @@ impl Blocks {
                 steps.push(Step::Delta(delta));
             }
             Event::Finished(_) => self.end(&mut steps),
-            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
+            Event::Started { .. } | Event::Progress { .. } => {}
+            Event::Embedded(_) | Event::Failed(_) => {}
         }
         steps
     }

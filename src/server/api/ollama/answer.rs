@@ -140,7 +140,7 @@ pub fn empty(shape: Shape, model: &str, reason: &str) -> Value {
     Value::Object(object)
 }
 
-fn ns(time: Duration) -> u64 {
+pub fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -171,7 +171,8 @@ impl Encoder for Writer {
                 self.end_call(out);
                 out.line(&self.last(Part::default(), finish));
             }
-            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
+            Event::Started { .. } | Event::Progress { .. } => {}
+            Event::Embedded(_) | Event::Failed(_) => {}
         }
     }
 

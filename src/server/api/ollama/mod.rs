@@ -2,6 +2,7 @@
 
 mod answer;
 pub mod downloads;
+pub mod embed;
 mod input;
 pub mod models;
 

@@ -116,7 +116,8 @@ impl Items {
             }
             Event::Arguments { text, .. } => self.add(text, &[], out),
             Event::Finished(finish) => self.end(is_cut(finish), out),
-            Event::Started { .. } | Event::Progress { .. } | Event::Failed(_) => {}
+            Event::Started { .. } | Event::Progress { .. } => {}
+            Event::Embedded(_) | Event::Failed(_) => {}
         }
     }
 
