@@ -387,7 +387,7 @@ impl Server {
     fn set_keys(&self, mut keys: Keys) {
         let mut place = self.app.keys.write().unwrap_or_else(PoisonError::into_inner);
         keys.go_on_from(&place);
-        log::info!("{} keys are valid now", keys.len());
+        log::info!("keys that are valid now: {}", keys.len());
         *place = Arc::new(keys);
     }
 

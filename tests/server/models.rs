@@ -326,7 +326,7 @@ fn a_file_that_cannot_be_loaded_fails_its_own_requests() {
         "{why}"
     );
     let entry = server.get("/v1/models/bad").json();
-    assert_eq!(entry["status"], json!({"value": "unloaded", "failed": true}));
+    assert_eq!(entry["status"], json!({"value": "unloaded", "failed": true, "error": why}));
     assert_eq!(server.post(CHAT, &chat("tiny")).status, 200);
     // It is tried again, and works once the file does.
     write_tiny(&folder.path().join("bad.gguf"), Tiny { chat: true, broken: false });

@@ -62,8 +62,9 @@ fn entry_of_none(listing: &Listing, name: &str) -> Value {
     let created = since.map_or(0, |since| since.as_secs());
     let mut entry = model::entry(name, created, listing.facts.as_deref());
     entry["status"] = json!({ "value": listing.state });
-    if listing.has_failed {
+    if let Some(why) = &listing.failure {
         entry["status"]["failed"] = true.into();
+        entry["status"]["error"] = why.as_str().into();
     }
     if let Some(loading) = listing.loading {
         status::add_loading(&mut entry["status"], loading);

@@ -136,7 +136,8 @@ pub struct Listing {
     pub model: Listed,
     /// The name that llama-server has for it.
     pub state: &'static str,
-    pub has_failed: bool,
+    /// Why its last load has failed.
+    pub failure: Option<String>,
     /// How far its load is, of one that is being loaded.
     pub loading: Option<Loading>,
     pub facts: Option<Arc<Facts>>,
@@ -462,7 +463,7 @@ impl Models {
                 State::Unloaded => "unloaded",
             },
             loading: matches!(state, State::Loading).then_some(card.loading),
-            has_failed: card.failure.is_some() && lease.is_none(),
+            failure: card.failure.filter(|_| lease.is_none()).map(|failure| failure.message),
             was_loaded: card.load > 0,
             names: card.names,
             model: card.model,
