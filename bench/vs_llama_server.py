@@ -99,7 +99,9 @@ def body(args, number):
     chance = random.Random(number)
     ids = [chance.randrange(1000, 50_000) for _ in range(args.n_prompt)]
     return {"prompt": ids, "n_predict": args.n_gen, "temperature": 0, "seed": number,
-            "ignore_eos": True, "stream": True, "cache_prompt": False}
+            "ignore_eos": True, "stream": True, "cache_prompt": False,
+            # Single bytes: llama-server ends an answer that is not UTF-8 with an error.
+            "logit_bias": [[id, False] for id in range(256)]}
 
 
 def client(args, port, first, results):
