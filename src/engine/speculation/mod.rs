@@ -26,7 +26,7 @@ pub enum SpecMode {
     /// Never: each pass computes one token of a text.
     #[default]
     Off,
-    /// Where drafts save time, by what passes took so far.
+    /// Drafts are verified where they save time, by what passes took so far.
     Auto,
     /// Whenever there is a draft.
     Always,
