@@ -30,7 +30,10 @@ pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, Owned
                 Some(layers) => by_layer(config, descriptor, layers, value)?,
                 None => value,
             };
-            keys.push((descriptor.key(key), value));
+            // The vocabulary's keys have no architecture before them.
+            let is_own = key.starts_with("tokenizer.");
+            let key = if is_own { key.to_owned() } else { descriptor.key(key) };
+            keys.push((key, value));
         }
     }
     if let Some(listed) = window_pattern(config, descriptor)? {
@@ -276,6 +279,7 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             Activation::ReluSquared => ["relu2", "relu2"],
             Activation::Gelu => ["gelu_pytorch_tanh", "gelu"],
             Activation::Situ => ["situ", "situ"],
+            Activation::GeluPlain => ["gelu", "gelu"],
         };
         if !known.contains(&act) {
             return Err(config.fail("hidden_act", known[0], act));

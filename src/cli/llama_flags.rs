@@ -595,7 +595,10 @@ mod tests {
         }
         // Each row is there for a flag; some are the other half of a harmless one.
         let rows: BTreeSet<&str> = REFUSED.iter().map(|(cure, _)| *cure).collect();
-        cures.extend(["-mg", "--rope-scale"].map(|name| refused("run", name).unwrap()));
+        cures.extend(
+            ["-mg", "--rope-scale", "-embd", "--attention"]
+                .map(|name| refused("run", name).unwrap()),
+        );
         assert_eq!(cures, rows);
     }
 

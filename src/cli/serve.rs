@@ -451,7 +451,9 @@ impl Args {
             let why = "the server generates text only: `moeba run` translates";
             return Err(Error::invalid(why));
         }
-        engine.check_continues()?;
+        if !engine.only_embeds() {
+            engine.check_continues()?;
+        }
         let kv_folder = if self.has_library() { self.kv_folder()? } else { None };
         Ok(Loaded { kv_folder, ..self.loaded(engine, &model.options(options))? })
     }

@@ -107,6 +107,9 @@ fn check(engine: &Engine, rows: &[BatchRow<'_>]) -> Result<()> {
     }
     for BatchRow { session, tokens, .. } in rows {
         assert!(std::ptr::eq(&*session.engine, engine), "a session of another engine");
+        if session.pooled.is_none() {
+            engine.check_has_logits()?;
+        }
         session.check_source()?;
         session.check_ids(tokens)?;
         session.check_room(session.n_past(), tokens.len())?;

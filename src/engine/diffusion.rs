@@ -110,6 +110,7 @@ impl DiffusionOptions {
 impl Engine {
     /// Fails if the model does not fill in masked tokens.
     pub fn check_fills_in(&self) -> Result<()> {
+        self.check_has_logits()?;
         if self.model().hyper().sees_all {
             return Ok(());
         }

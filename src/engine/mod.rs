@@ -223,6 +223,7 @@ impl Engine {
 
     /// Fails if the model does not continue texts: its tokens see what follows them.
     pub fn check_continues(&self) -> Result<()> {
+        self.check_has_logits()?;
         if !self.model.hyper().sees_all {
             return Ok(());
         }
@@ -231,6 +232,21 @@ impl Engine {
             "{file}: the model fills in masked tokens of a whole text (diffusion) and does not \
              continue one: use moeba diffuse"
         )))
+    }
+
+    /// Whether embeddings are all that the model has.
+    pub fn only_embeds(&self) -> bool {
+        self.model.hyper().embeds
+    }
+
+    /// Fails if the model has embeddings only.
+    pub fn check_has_logits(&self) -> Result<()> {
+        if !self.only_embeds() {
+            return Ok(());
+        }
+        let file = self.gguf().path().display();
+        let why = format!("{file}: the model is an embedding model: use moeba embed");
+        Err(Error::invalid(why))
     }
 
     /// Parameters of an encoder–decoder model; `None` for the usual decoder.

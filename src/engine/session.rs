@@ -345,6 +345,9 @@ impl Session {
         want: Want,
         mut hooks: EvalHooks<'_>,
     ) -> Result<Logits<'_>> {
+        if self.pooled.is_none() {
+            self.engine.check_has_logits()?;
+        }
         self.check_source()?;
         self.check_ids(tokens)?;
         self.check_room(self.n_past(), tokens.len())?;

@@ -159,6 +159,7 @@ impl CpuPass<'_, '_> {
         let (model, n) = (self.model, self.batch.n_rows());
         model.embed(self.batch.tokens(), &mut b.x);
         self.adapt_embeddings(&mut b.x);
+        self.start_stream(b);
         self.fill_layer_inputs(b);
         self.fill_positions(b);
         model.publish_start(self.batch, b);
@@ -167,6 +168,17 @@ impl CpuPass<'_, '_> {
         b.y.resize(n * model.hyper.n_embd);
         b.logit_rows.clear();
         b.logit_rows.extend(self.batch.logit_rows());
+    }
+
+    /// x = norm(x + kind), in a model that normalises embeddings
+    fn start_stream(&self, b: &mut Buffers) {
+        let Some(start) = &self.model.weights.start else { return };
+        for x in b.x.chunks_exact_mut(self.model.hyper.n_embd) {
+            start.kind.iter().for_each(|kind| self.cpu.kernels.add(x, kind));
+        }
+        b.h.resize(b.x.len(), 0.0);
+        self.model.norm(self.cpu, &start.norm, &b.x, &mut b.h);
+        std::mem::swap(&mut b.x, &mut b.h);
     }
 
     /// Angles of RoPE, or positions added to x.
@@ -320,6 +332,11 @@ impl Model {
             return cpu.add(&mut b.x, &b.y);
         }
         match norm {
+            Some(norm) if self.descriptor.parts.residual == descriptor::Residual::Post => {
+                cpu.add(&mut b.x, &b.y);
+                self.norm(cpu, norm, &b.x, &mut b.h);
+                b.x.copy_from_slice(&b.h);
+            }
             None => cpu.add_scaled(&mut b.x, scale * residual_scale, &b.y),
             Some(norm) => {
                 if scale != 1.0 {

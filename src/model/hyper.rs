@@ -38,6 +38,8 @@ pub struct HyperParams {
     pub head_dim_v: usize,
     /// Every token sees the whole text, which is computed at once.
     pub sees_all: bool,
+    /// The model embeds texts and has no output matrix.
+    pub embeds: bool,
     /// Elements of a head in layers that slide, if they have others.
     pub sliding_head_dim: Option<usize>,
     /// Elements of latent attention's compressed keys and values; 0 in other models.
@@ -163,6 +165,7 @@ impl HyperParams {
             head_dim_v: heads.head_dim_v,
             sliding_head_dim,
             sees_all: descriptor.parts.sees_all,
+            embeds: descriptor.parts.embeds,
             kv_rank: heads.kv_rank,
             sliding_latent,
             rope_offset: match descriptor.parts.rope_rows {

@@ -29,6 +29,8 @@ pub struct Facts {
     pub digest: String,
     /// The source of the chat template.
     pub chat_template: String,
+    /// Whether the file says how its outputs are pooled: it is for embeddings.
+    pub embeds: bool,
     /// Whether chats may have reasoning, as far as that is known before the model is loaded.
     pub thinks: bool,
     meta: Value,
@@ -62,6 +64,7 @@ impl Facts {
             weight_type: weight_type(gguf),
             digest: hex(&model_key(gguf)),
             chat_template: template.unwrap_or(crate::chat::CHATML).to_owned(),
+            embeds: gguf.get(&format!("{architecture}.pooling_type")).is_some(),
             thinks: false,
             meta,
         }

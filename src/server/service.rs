@@ -181,7 +181,7 @@ impl Service {
     /// Renders, tokenizes and checks. Takes a while: not for a thread that serves sockets.
     pub fn prepare(&self, mut request: Request) -> ApiResult<Prepared> {
         let engine = self.engine();
-        engine.check_continues().map_err(|_| continues_none())?;
+        engine.check_continues().map_err(|_| continues_none(engine.only_embeds()))?;
         let n_ctx = engine.n_ctx();
         let Encoded { tokens, text } = self.encode(&request.prompt, "prompt", n_ctx)?;
         if tokens.len() >= n_ctx {
@@ -484,8 +484,11 @@ impl Lease {
     }
 }
 
-fn continues_none() -> ApiError {
-    let message = "the model fills in masked tokens of a whole text (diffusion): it continues none";
+fn continues_none(embeds: bool) -> ApiError {
+    let message = match embeds {
+        true => "the model is an embedding model: ask POST /v1/embeddings",
+        false => "the model fills in masked tokens of a whole text (diffusion): it continues none",
+    };
     ApiError::invalid("model", message)
 }
 

@@ -264,3 +264,87 @@ fn a_head_makes_scores_of_the_last_output() {
         embed(&engine, &text(9), Pooling::Mean).values
     );
 }
+
+/// The encoder's outputs are those of the reference, in any setting, alone and among other texts.
+#[test]
+fn an_embedding_model_is_that_of_the_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = convert_golden("nomic_bert_moe", "f32", folder.path());
+    let expect = repo().join("tests/golden/nomic_bert_moe/expect");
+    let base = EngineOptions { n_ctx: Some(96), ..golden_options() };
+    let engine = load(&path, &base);
+    assert_eq!(engine.pooling().unwrap(), Pooling::Mean);
+    for n in [5, 17, 70] {
+        let tokens = read_ids(&expect.join(format!("p{n}.tokens.json")));
+        let wanted = Npy::read(&expect.join(format!("p{n}.outputs.npy")));
+        let outputs = embed(&engine, &tokens, Pooling::None);
+        assert_eq!([n, outputs.width], wanted.shape[..]);
+        let wanted = wanted.f32s();
+        let largest = wanted.iter().fold(0f32, |most, v| most.max(v.abs()));
+        let off = outputs.values.iter().zip(&wanted).map(|(a, b)| (a - b).abs());
+        let worst = off.fold(0f32, f32::max);
+        assert!(worst < 1e-4 * largest, "p{n}: off by {worst} of {largest}");
+        let mean = embed(&engine, &tokens, Pooling::Mean);
+        for (i, x) in mean.values.iter().enumerate() {
+            let sum: f64 = outputs.rows().map(|row| f64::from(row[i])).sum();
+            assert_eq!(*x, (sum / n as f64) as f32);
+        }
+        for (what, options) in settings() {
+            let Ok(engine) = Engine::load(&path, &options, &mut |_| ()) else {
+                assert!(what.starts_with("streamed"), "{what}");
+                continue;
+            };
+            assert_eq!(embed(&engine, &tokens, Pooling::Mean), mean, "{what}");
+        }
+    }
+    let sessions = (0..4).map(|_| engine.new_session().unwrap()).collect();
+    let mut core: Core<Sink> = Core::new(&engine, sessions, 0.5, 1 << 20);
+    let texts = [70, 3, 41, 20, 96].map(|n| text(n).iter().map(|id| id % 40).collect::<Vec<_>>());
+    let jobs = texts.clone().map(|text| job(&engine, text, Pooling::Mean));
+    let sinks = jobs.map(|(job, sink)| {
+        core.submit(job);
+        sink
+    });
+    while core.step() {}
+    for (sink, text) in sinks.iter().zip(&texts) {
+        let got = sink.0.lock().unwrap().take().unwrap();
+        assert_eq!(got, embed(&engine, text, Pooling::Mean), "{} tokens", text.len());
+    }
+}
+
+#[test]
+fn an_embedding_model_says_that_it_is_none_that_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = convert_golden("nomic_bert_moe", "q8_0", folder.path());
+    let engine = load(&path, &EngineOptions { n_ctx: Some(16), ..golden_options() });
+    let why = engine.check_continues().unwrap_err().to_string();
+    assert!(why.contains("embedding model: use moeba embed"), "{why}");
+    let why = engine.new_session().unwrap().eval(&[5], Want::Last).unwrap_err().to_string();
+    assert!(why.contains("moeba embed"), "{why}");
+    let texts = repo().join("tests/golden/nomic_bert_moe/expect/text.json");
+    let texts = std::fs::read_to_string(texts).unwrap();
+    let texts: serde_json::Value = serde_json::from_str(&texts).unwrap();
+    for one in texts.as_array().unwrap() {
+        let ids: Vec<u32> = serde_json::from_value(one["ids"].clone()).unwrap();
+        let text = one["text"].as_str().unwrap();
+        let options = moeba::tokenizer::EncodeOptions::PROMPT;
+        assert_eq!(engine.tokenizer().encode(text, options), ids, "{text:?}");
+    }
+    for command in ["run", "perplexity", "logits", "diffuse"] {
+        let mut program = common::moeba();
+        let out = folder.path().join("logits.npy");
+        let tokens = ["--tokens", "5,6", "-o", out.to_str().unwrap()];
+        program.arg(command).arg(&path).args(match command {
+            "perplexity" => &["-f", "Cargo.toml", "-c", "16"][..],
+            "logits" => &tokens,
+            _ => &["-p", "the mill"],
+        });
+        let out = program.current_dir(repo()).output().unwrap();
+        let told = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && told.contains("moeba embed"), "{command}: {told}");
+    }
+    let mut program = common::moeba();
+    let out = program.arg("embed").arg(&path).args(["the mill", "a bridge"]).output().unwrap();
+    let told = String::from_utf8_lossy(&out.stdout);
+    assert!(told.contains("cosine similarity"), "{told}");
+}

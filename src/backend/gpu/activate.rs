@@ -74,6 +74,7 @@ impl Activate {
             Activation::SiluLimited => self.swiglu_limited,
             Activation::SiluCapped => self.swiglu_capped,
             Activation::Situ => self.situ,
+            Activation::GeluPlain => unreachable!("devices have no kernel for it"),
         };
         if n == 0 {
             return Ok(());

@@ -508,5 +508,6 @@ fn activation_code(activation: Activation) -> u32 {
         Activation::Silu => 0,
         Activation::SiluClamped => 1,
         Activation::Relu => 2,
+        Activation::GeluPlain => unreachable!("devices have no kernel for it"),
     }
 }

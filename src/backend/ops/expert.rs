@@ -18,6 +18,8 @@ pub enum Activation {
     ReluSquared,
     /// max(gate, 0) ⊙ up
     ReluGated,
+    /// up·(1 + erf(up/√2))/2, without a gate
+    GeluPlain,
     /// gelu(gate) ⊙ up, by the tanh form: gate·σ(√(8/π)·(gate + 0.044715·gate³)) ⊙ up
     Gelu,
     /// gate' = min(gate, limit), up' = clamp(up, ±limit): silu(gate') ⊙ up'
@@ -31,7 +33,12 @@ pub enum Activation {
 
 impl Activation {
     pub fn is_gated(self) -> bool {
-        !matches!(self, Activation::Relu | Activation::ReluSquared)
+        !matches!(self, Activation::Relu | Activation::ReluSquared | Activation::GeluPlain)
+    }
+
+    /// Whether devices have kernels for it.
+    pub fn has_kernels(self) -> bool {
+        self != Activation::GeluPlain
     }
 
     /// Whether it needs `ExpertShape::limit`, and is `Silu` without.

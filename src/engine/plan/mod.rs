@@ -95,6 +95,10 @@ pub(super) fn on_devices(
         }
         return Ok((devices, None));
     }
+    if model.hyper().embeds {
+        let why = Error::invalid("GPUs have no kernels for embedding models: add --device cpu");
+        return on_cpu_instead(options, why).map(|()| (Vec::new(), None));
+    }
     let planned = plan_on(model, options, n_ctx, &devices);
     match planned {
         Err(why) => on_cpu_instead(options, why).map(|()| (Vec::new(), None)),

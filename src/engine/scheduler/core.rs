@@ -347,10 +347,20 @@ impl<S: JobSink> Core<S> {
         self.slots.iter_mut().for_each(|slot| slot.next.clear());
         let mut waiting: Vec<_> = self.slots.iter_mut().filter(|slot| slot.has_prompt()).collect();
         waiting.sort_by_key(|slot| slot.last_used);
-        // The capacity of experts in an encoder–decoder model counts the tokens of a pass.
+        // The capacity of experts in an encoder–decoder model counts the tokens of a pass, and
+        // tokens that see all of their text are computed with it.
+        let sees_all = self.engine.model().hyper().sees_all;
         let is_whole = self.engine.encoder().is_some();
         if let Some(i) = waiting.iter().position(|slot| is_whole || slot.is_alone()) {
             waiting = vec![waiting.swap_remove(i)];
+        }
+        if sees_all {
+            let mut room = self.engine.n_ctx();
+            waiting.retain(|slot| {
+                let fits = slot.n_left() <= room;
+                room = if fits { room - slot.n_left() } else { 0 };
+                fits
+            });
         }
         // A text that begins as an older one waits for what that one computes.
         for i in (1..waiting.len()).rev() {
@@ -363,7 +373,8 @@ impl<S: JobSink> Core<S> {
             }
         }
         let left: Vec<usize> = waiting.iter().map(|slot| slot.n_left()).collect();
-        let room = if is_whole { left.iter().sum() } else { self.engine.plan().n_ubatch };
+        let is_all = is_whole || sees_all;
+        let room = if is_all { left.iter().sum() } else { self.engine.plan().n_ubatch };
         for (slot, n) in waiting.into_iter().zip(divide(&left, room)) {
             if n > 0 {
                 self.ledger.counts.n_reused += slot.begin() as u64;

@@ -79,6 +79,7 @@ const SOURCES: &[(&str, &str)] = &[
     source!("mistral4"),
     source!("nemotron_h_moe"),
     source!("nllb-moe"),
+    source!("nomic-bert-moe"),
     source!("olmoe"),
     source!("paddleocr"),
     source!("phimoe"),

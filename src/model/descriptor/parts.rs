@@ -111,9 +111,12 @@ pub struct Parts {
     /// has this many experts.
     #[serde(default)]
     pub plain_qk_norm_unless_experts: Option<usize>,
-    /// Every token sees the whole text: the model fills in masked tokens (diffusion).
+    /// Every token sees the whole text: the model fills in masked tokens (diffusion), or embeds.
     #[serde(default)]
     pub sees_all: bool,
+    /// The model embeds texts: it has no output matrix.
+    #[serde(default)]
+    pub embeds: bool,
     /// Scores are not divided by √head_dim.
     #[serde(default)]
     pub unscaled_scores: bool,
@@ -349,6 +352,8 @@ pub enum Residual {
     NormedBranches,
     /// h = norm(x), x = residual_scale · h + attention(h); the same with the experts.
     Normed,
+    /// x = norm(x + attention(x)); x = norm(x + ffn(x))
+    Post,
     /// Several streams, which each part reads and feeds by weights that they make themselves.
     Hyper,
     /// Streams like `Hyper`'s, which each part mixes, too.

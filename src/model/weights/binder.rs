@@ -221,6 +221,12 @@ impl<'a> Binder<'a> {
     /// A normalisation of the stream.
     pub fn norm(&self, role: &str, layer: usize) -> Result<Norm> {
         let (n, kind) = (self.hyper.n_embd, self.hyper.norm);
+        // Norms behind parts take the place of those before them.
+        let is_post = self.descriptor.parts.residual == descriptor::Residual::Post;
+        let kind = match is_post && self.name(role, layer).is_none() {
+            true => descriptor::Norm::None,
+            false => kind,
+        };
         if kind == descriptor::Norm::None {
             return Ok(Norm { kind, weight: Vec::new(), bias: Vec::new() });
         }

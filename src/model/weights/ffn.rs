@@ -134,7 +134,7 @@ impl FfnWeights {
 
     /// Whether devices have kernels for all of it.
     pub fn has_kernels(&self) -> bool {
-        !(self.weights_input && self.latent.is_some())
+        !(self.weights_input && self.latent.is_some()) && self.expert.activation.has_kernels()
     }
 
     /// Whether routed experts read other rows than the rest of it.

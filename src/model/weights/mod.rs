@@ -14,6 +14,7 @@ mod matrix;
 mod next_token;
 mod ngrams;
 mod recurrent;
+mod start;
 mod streams;
 
 use super::descriptor::{self, Descriptor};
@@ -39,6 +40,7 @@ pub use ngrams::NgramWeights;
 pub use recurrent::{
     KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, Projection, ShortConvWeights,
 };
+pub use start::StreamStart;
 pub use streams::{Connection, GatedConnection, Part, Streams};
 
 /// A normalisation of the stream.
@@ -110,6 +112,8 @@ pub struct Layer {
 
 pub struct Weights {
     pub token_embd: Matrix,
+    /// Present where embeddings are normalised.
+    pub start: Option<StreamStart>,
     /// Make inputs of each layer's own.
     pub layer_inputs: Option<LayerInputs>,
     pub output_norm: Norm,
@@ -161,6 +165,7 @@ impl Weights {
         let most_pairs = n_pairs.max(hyper.sliding_rope.n_rot / 2);
         let mut weights = Weights {
             token_embd,
+            start: StreamStart::bind(&b)?,
             layer_inputs: b.layer_inputs(n_vocab)?,
             output_norm: b.norm("output_norm", hyper.n_layers - 1)?,
             output: Linear::scaled(

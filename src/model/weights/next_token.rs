@@ -66,6 +66,7 @@ impl NextTokenWeights {
         };
         let weights = Weights {
             layer_inputs: None,
+            start: None,
             token_embd: own("nextn_embed_tokens")?.unwrap_or_else(|| shared.token_embd.clone()),
             output_norm: output_norm.unwrap_or_else(|| shared.output_norm.clone()),
             output: output.unwrap_or_else(|| shared.output.clone()),

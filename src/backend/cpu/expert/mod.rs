@@ -171,11 +171,10 @@ impl Cpu {
             if let Some(biases) = form.biases {
                 let at = demand.experts[granule.slot] as usize * n_ff + first;
                 for (products, bias) in [(&mut *gate, &biases.gate), (&mut *up, &biases.up)] {
-                    if bias.is_empty() {
-                        continue;
+                    if !bias.is_empty() {
+                        let products = products.chunks_exact_mut(n);
+                        products.for_each(|p| self.kernels.add(p, &bias[at..][..n]));
                     }
-                    let products = products.chunks_exact_mut(n);
-                    products.for_each(|p| self.kernels.add(p, &bias[at..][..n]));
                 }
             }
             for (i, pair) in pairs.enumerate() {
@@ -191,6 +190,7 @@ impl Cpu {
                     Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u)),
                     Activation::ReluSquared => relu_squared(up, out),
                     Activation::ReluGated => reglu(gate, up, out),
+                    Activation::GeluPlain => gelu(up, out),
                     Activation::Gelu => geglu(self.kernels, gate, up, out),
                     Activation::SiluLimited => {
                         swiglu_limited(self.kernels, form.limit, gate, up, out);
@@ -375,6 +375,35 @@ fn swiglu_clamped(kernels: &Kernels, gate: &mut [f32], up: &[f32], out: &mut [f3
     for ((o, g), u) in out.iter_mut().zip(&*gate).zip(up) {
         *o = g * *o * (u.clamp(-7.0, 7.0) + 1.0);
     }
+}
+
+/// See [`Activation::GeluPlain`].
+pub fn gelu(up: &[f32], out: &mut [f32]) {
+    for (o, u) in out.iter_mut().zip(up) {
+        let x = f64::from(*u);
+        *o = (0.5 * x * erfc(-x * std::f64::consts::FRAC_1_SQRT_2)) as f32;
+    }
+}
+
+/// The complementary error function, within 1.2·10⁻⁷ of itself: a Chebyshev fit of its logarithm
+/// (Press et al., Numerical Recipes, section 6.2).
+fn erfc(x: f64) -> f64 {
+    const FIT: [f64; 10] = [
+        -1.265_512_23,
+        1.000_023_68,
+        0.374_091_96,
+        0.096_784_18,
+        -0.186_288_06,
+        0.278_868_07,
+        -1.135_203_98,
+        1.488_515_87,
+        -0.822_152_23,
+        0.170_872_77,
+    ];
+    let t = 1.0 / (1.0 + 0.5 * x.abs());
+    let fit = FIT.iter().rev().fold(0.0, |sum, c| sum * t + c);
+    let tail = t * (fit - x * x).exp();
+    if x >= 0.0 { tail } else { 2.0 - tail }
 }
 
 /// See [`Activation::ReluGated`].

@@ -191,6 +191,9 @@ fn parameter_size(n: u64) -> String {
 }
 
 fn capabilities(facts: &Facts) -> Vec<&'static str> {
+    if facts.embeds {
+        return vec!["embedding"];
+    }
     ["completion", "tools"].into_iter().chain(facts.thinks.then_some("thinking")).collect()
 }
 
