@@ -299,6 +299,9 @@ impl CpuPass<'_, '_> {
 
         // routed experts and shared expert, residual
         self.experts(l, ffn, b)?;
+        if let Some(bias) = &ffn.sum_bias {
+            b.y.chunks_exact_mut(bias.len()).for_each(|y| cpu.kernels.add(y, bias));
+        }
         if let Some(norm) = &ffn.experts_norm {
             model.norm(cpu, norm, &b.y, &mut b.h);
             b.y.copy_from_slice(&b.h);

@@ -97,8 +97,6 @@ def linear(name, rows, columns):
 
 
 def draw(rng, name, shape):
-    if name.endswith("experts.bias"):
-        return np.zeros(shape)
     mean, deviation = 0.0, 0.15
     if "norm" in name or "emb_ln" in name:
         mean = 1.0 if name.endswith("weight") else 0.0

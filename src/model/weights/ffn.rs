@@ -96,6 +96,8 @@ pub struct FfnWeights {
     pub branch: Option<DenseBranch>,
     /// The part sees the stream as it was before attention.
     pub sees_before: bool,
+    /// Added to the experts' sum: [n_embd].
+    pub sum_bias: Option<Vec<f32>>,
     /// Normalises the sum that the part adds to the stream.
     pub post_norm: Option<Norm>,
     /// Normalises the experts' sum before a branch joins it.
@@ -134,7 +136,9 @@ impl FfnWeights {
 
     /// Whether devices have kernels for all of it.
     pub fn has_kernels(&self) -> bool {
-        !(self.weights_input && self.latent.is_some()) && self.expert.activation.has_kernels()
+        !(self.weights_input && self.latent.is_some())
+            && self.expert.activation.has_kernels()
+            && self.sum_bias.is_none()
     }
 
     /// Whether routed experts read other rows than the rest of it.
@@ -215,6 +219,7 @@ impl Binder<'_> {
             shared,
             branch,
             sees_before,
+            sum_bias: self.optional_vector("ffn_sum_bias", l, self.hyper.n_embd)?,
             post_norm,
             experts_norm: match self.descriptor.parts.residual {
                 descriptor::Residual::NormedBranches => Some(self.norm("ffn_exps_post_norm", l)?),
@@ -249,6 +254,7 @@ impl Binder<'_> {
             shared: None,
             branch: None,
             sees_before: self.descriptor.parts.residual == descriptor::Residual::Parallel,
+            sum_bias: None,
             post_norm: self.optional_norm("ffn_post_norm", l)?,
             experts_norm: None,
             scale: 1.0,
