@@ -649,7 +649,9 @@ mod tests {
             keep in prop::option::of(0..9u64),
         ) {
             let mut roster = Roster::new(limits(most, 12, keep));
-            (0..N_MODELS).for_each(|_| drop(roster.add()));
+            for _ in 0..N_MODELS {
+                roster.add();
+            }
             let (n_users, waiting) = (vec![0; N_MODELS], vec![Vec::new(); N_MODELS]);
             let mut world = World { roster, needs, now: 0, n_users, waiting };
             for step in &steps {
