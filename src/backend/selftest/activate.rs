@@ -1,13 +1,10 @@
 //! Activation functions and softmax.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::Report;
+use super::{Bench, Mirror, Random};
 use crate::Result;
 use crate::backend::cpu::expert::{
     geglu, reglu, relu, relu_squared, situ, swiglu_capped, swiglu_limited,
 };
-use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::activate::Activate;
 use crate::backend::ops::{Activation, ExpertForm};
 use crate::simd::Kernels;
@@ -32,50 +29,6 @@ const HARD: [f32; 12] = [
 const LIMIT: f32 = 7.0;
 const UP_LIMIT: f32 = 5.0;
 const SLOPE: f32 = 1.702;
-
-/// Gates and ups, on the host and on the device.
-struct Pairs {
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    gate_up: DeviceBuffer,
-    up_up: DeviceBuffer,
-    out: DeviceBuffer,
-}
-
-impl Pairs {
-    fn new(bench: &Bench) -> Result<Pairs> {
-        let n = bench.shapes(&[1000], &[], &[1 << 20]).into_iter().max().unwrap_or(0);
-        let mut random = Random(5);
-        let (mut gate, mut up) = (random.floats(n), random.floats(n));
-        for (x, y) in HARD.iter().flat_map(|x| HARD.map(|y| (*x, y))) {
-            gate.push(x);
-            up.push(y);
-        }
-        let (gate_up, up_up) = (bench.up_f32(&gate)?, bench.up_f32(&up)?);
-        let out = bench.empty(gate_up.len())?;
-        Ok(Pairs { gate, up, gate_up, up_up, out })
-    }
-
-    fn activated(
-        &self,
-        bench: &Bench,
-        activate: &Activate,
-        activation: Activation,
-    ) -> Result<Vec<f32>> {
-        let gate = Some(self.gate_up.all()).filter(|_| activation.is_gated());
-        let (up, out) = (self.up_up.all(), self.out.all());
-        let form = ExpertForm {
-            activation,
-            limit: LIMIT,
-            up_limit: UP_LIMIT,
-            biases: None,
-            scales: None,
-            adapted: None,
-        };
-        activate.gated(&bench.stream, form, gate, up, out)?;
-        bench.down_f32(&self.out)
-    }
-}
 
 /// The activation on the CPU, which may change gate and up.
 type Twin = fn(&Kernels, &mut [f32], &mut [f32], &mut [f32]);
@@ -107,51 +60,59 @@ const GATED: [(&str, Activation, Twin); 9] = [
     }),
 ];
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let activate = Activate::load(&bench.gpu)?;
-    let kernels = bench.cpu.kernels;
-    let pairs = Pairs::new(bench)?;
+    let (kernels, stream) = (bench.cpu.kernels, &bench.stream);
+    let [gate, up] = gates_and_ups(bench)?;
     for (name, activation, twin) in GATED {
-        report.row(name, "f32", |row| {
-            let (mut gate, mut up) = (pairs.gate.clone(), pairs.up.clone());
-            let mut expected = vec![0.0; gate.len()];
-            twin(kernels, &mut gate, &mut up, &mut expected);
-            row.bits(gate.len(), &pairs.activated(bench, &activate, activation)?, &expected);
-            Ok(())
+        bench.row(name, "f32", || {
+            let (biases, scales, adapted) = (None, None, None);
+            let (limit, up_limit) = (LIMIT, UP_LIMIT);
+            let form = ExpertForm { activation, limit, up_limit, biases, scales, adapted };
+            let mut out = bench.out(gate.len())?;
+            let gates = activation.is_gated().then(|| gate.gpu());
+            activate.gated(stream, form, gates, up.gpu(), out.gpu())?;
+            twin(kernels, &mut gate.to_vec(), &mut up.to_vec(), &mut out);
+            bench.equal(gate.len(), &out)
         });
     }
-    let gate = &pairs.gate;
-    report.row("sigmoid_rows", "f32", |row| {
-        let x: DeviceBuffer = bench.up_f32(gate)?;
-        let mut expected = gate.clone();
-        activate.sigmoid(&bench.stream, x.all())?;
-        kernels.sigmoid(&mut expected);
-        row.bits(gate.len(), &bench.down_f32(&x)?, &expected);
-        Ok(())
+    bench.row("sigmoid_rows", "f32", || {
+        let mut x = bench.up(gate.to_vec())?;
+        activate.sigmoid(stream, x.gpu())?;
+        kernels.sigmoid(&mut x);
+        bench.equal(gate.len(), &x)
     });
-    report.row("softplus_rows", "f32", |row| {
-        let x: DeviceBuffer = bench.up_f32(gate)?;
-        let mut expected = gate.clone();
-        activate.softplus(&bench.stream, x.all())?;
-        bench.cpu.softplus(&mut expected);
-        row.bits(gate.len(), &bench.down_f32(&x)?, &expected);
-        Ok(())
+    bench.row("softplus_rows", "f32", || {
+        let mut x = bench.up(gate.to_vec())?;
+        activate.softplus(stream, x.gpu())?;
+        bench.cpu.softplus(&mut x);
+        bench.equal(gate.len(), &x)
     });
-    report.row("softmax_rows", "f32", |row| {
-        let odd = [(2, 8), (1, 64), (1, 1000)];
-        for (rows, n) in bench.shapes(&[(1, 1), (3, 7), (5, 33), (4, 160)], &odd, &[(64, 4096)]) {
-            for first in [None, Some(f32::INFINITY), Some(f32::NAN), Some(-7.0001)] {
-                let mut x = Random(n as u64).floats(rows * n);
-                if let Some(first) = first.filter(|_| n > 1) {
-                    (x[0], x[n - 1]) = (first, f32::NEG_INFINITY);
-                }
-                let x_up = bench.up_f32(&x)?;
-                activate.softmax_rows(&bench.stream, x_up.all(), n)?;
-                x.chunks_exact_mut(n).for_each(|row| kernels.softmax(row));
-                row.bits(format!("{rows}×{n}"), &bench.down_f32(&x_up)?, &x);
+    let odd = [(2, 8), (1, 64), (1, 1000)];
+    let shapes = bench.shapes(&[(1, 1), (3, 7), (5, 33), (4, 160)], &odd, &[(64, 4096)]);
+    bench.each("softmax_rows", "f32", shapes, |(rows, n)| {
+        for first in [None, Some(f32::INFINITY), Some(f32::NAN), Some(-7.0001)] {
+            let mut x = Random(n as u64).floats(rows * n);
+            if let Some(first) = first.filter(|_| n > 1) {
+                (x[0], x[n - 1]) = (first, f32::NEG_INFINITY);
             }
+            let mut x = bench.up(x)?;
+            activate.softmax_rows(stream, x.gpu(), n)?;
+            x.chunks_exact_mut(n).for_each(|row| kernels.softmax(row));
+            bench.equal(format!("{rows}×{n}"), &x)?;
         }
         Ok(())
     });
     Ok(())
+}
+
+/// Seeded gates and ups, and all pairs of hard ones.
+fn gates_and_ups(bench: &Bench) -> Result<[Mirror<f32>; 2]> {
+    let n = bench.shapes(&[1000], &[], &[1 << 20]).into_iter().max().unwrap_or(0);
+    let [mut gate, mut up] = Random(5).vectors([n, n]);
+    for (x, y) in HARD.iter().flat_map(|x| HARD.map(|y| (*x, y))) {
+        gate.push(x);
+        up.push(y);
+    }
+    Ok([bench.up(gate)?, bench.up(up)?])
 }

@@ -1,27 +1,23 @@
 //! The KV cache, in every type, and attention over it.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::quantize::words;
-use super::report::{Report, Row};
+use super::operands::{CACHE_TYPES, Cached};
+use super::quantize::Records;
+use super::{Bench, Random, try_map};
 use crate::Result;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::acts::{DeviceActs, record_bytes, records_of};
 use crate::backend::gpu::attention::{
     Attention, AttentionData, DeviceAttention, DeviceBias, records_fit,
 };
-use crate::backend::gpu::cache::{CacheStore, DeviceRows};
-use crate::backend::ops::{DistanceBias, RowBytes, Rows, RowsMut, row_bytes};
-use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use crate::simd::{ActKind, Activations};
-
-const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
+use crate::backend::gpu::cache::CacheStore;
+use crate::backend::ops::DistanceBias;
+use crate::gguf::TensorType;
+use crate::simd::ActKind;
 
 /// The bound of the kernels for prompts, which multiply halves.
 const PROMPT_BOUND: f64 = 3e-3;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Shape {
     dim: usize,
     /// The length of values that are the first elements of the keys (latent attention).
@@ -49,41 +45,25 @@ struct Kernels {
     store: CacheStore,
 }
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let attention = Attention::load(&bench.gpu)?;
     let kernels = Kernels { attention, store: CacheStore::load(&bench.gpu)? };
     let shapes = bench.shapes(&small(), &[], &large());
-    for ty in TYPES {
+    for ty in CACHE_TYPES {
         let cases: Vec<Case> = shapes.iter().map(|shape| Case::new(bench, ty, *shape)).collect();
-        report.row("cache_store", ty, |row| {
-            cases.iter().try_for_each(|case| case.compare_cache(bench, &kernels, row))
+        bench.each("cache_store", ty, &cases, |case| {
+            let [keys, _] = &case.caches;
+            bench.equal_to(case.name(), &case.stored(bench, &kernels, 0)?, &keys.bytes[..])
         });
-        report.row("attention", ty, |row| {
-            cases.iter().try_for_each(|case| case.compare(bench, &kernels, row, false))
-        });
-        report.row("attention_prompt", ty, |row| {
-            cases.iter().try_for_each(|case| case.compare(bench, &kernels, row, true))
-        });
+        bench.each("attention", ty, &cases, |case| case.compare(bench, &kernels, false));
+        bench.each("attention_prompt", ty, &cases, |case| case.compare(bench, &kernels, true));
     }
     Ok(())
 }
 
 /// Two KV heads with four heads each; every query sees the positions before it.
 fn shape(dim: usize, past: usize, tokens: usize, window: Option<usize>) -> Shape {
-    Shape {
-        dim,
-        latent: None,
-        n_head_kv: 2,
-        group: 4,
-        past,
-        tokens,
-        window,
-        chunk: None,
-        cap: None,
-        sinks: false,
-        all: false,
-        slopes: false,
-    }
+    Shape { dim, n_head_kv: 2, group: 4, past, tokens, window, ..Shape::default() }
 }
 
 fn encoder(dim: usize, tokens: usize) -> Shape {
@@ -130,31 +110,22 @@ fn large() -> Vec<Shape> {
 }
 
 struct Case {
-    ty: TensorType,
     shape: Shape,
     q: Vec<f32>,
-    /// All positions: [n_ctx, n_head_kv, dim].
+    /// All positions: [n_head_kv, n_ctx, dim].
     kv: [Vec<f32>; 2],
     /// `kv` in the CPU's form.
-    caches: [RowBytes; 2],
+    caches: [Cached; 2],
 }
 
 impl Case {
     fn new(bench: &Bench, ty: TensorType, shape: Shape) -> Case {
         let (mut random, n_ctx) = (Random(shape.past as u64), shape.past + shape.tokens);
-        let n = n_ctx * shape.n_head_kv * shape.dim;
-        let kv = [random.floats(n), random.floats(n)];
-        let caches = [0, 1].map(|i| {
-            let mut data = RowBytes::zeroed(row_bytes(ty, n));
-            RowsMut { ty, data: &mut data, dim: shape.dim, n_ctx }.store(&bench.cpu, &kv[i], 0);
-            data
-        });
+        let sizes = [shape.n_head_kv, n_ctx, shape.dim];
+        let kv = random.vectors([sizes.iter().product(); 2]);
+        let caches = kv.each_ref().map(|x| Cached::new(bench, ty, sizes, x, 0));
         let q = random.floats(shape.tokens * shape.n_head_kv * shape.group * shape.dim);
-        Case { ty, shape, q, kv, caches }
-    }
-
-    fn n_ctx(&self) -> usize {
-        self.shape.past + self.shape.tokens
+        Case { shape, q, kv, caches }
     }
 
     fn name(&self) -> String {
@@ -169,25 +140,15 @@ impl Case {
         format!("{tokens}×{dim} after {past}, {group} heads on one{seen}")
     }
 
-    fn rows<'a>(&self, buffer: &'a DeviceBuffer) -> DeviceRows<'a> {
-        let dim = self.shape.dim;
-        let (data, heads) = (buffer.all(), self.shape.n_head_kv);
-        DeviceRows { ty: self.ty, data, heads, dim, stride: dim, n_ctx: self.n_ctx() }
-    }
-
+    /// Keys or values as the device stores them.
     fn stored(&self, bench: &Bench, kernels: &Kernels, i: usize) -> Result<DeviceBuffer> {
-        let cache = bench.empty(self.caches[i].len())?;
-        let (x, past) = (bench.up_f32(&self.kv[i])?, bench.up_u32(&[0])?);
-        let rows = self.rows(&cache);
-        kernels.store.store(&bench.stream, x.all(), self.n_ctx(), past.all(), rows)?;
+        let cached = &self.caches[i];
+        let (x, past) = (bench.up(self.kv[i].to_vec())?, bench.word(0)?);
+        let cache = bench.empty(cached.bytes.len())?;
+        let rows = cached.at(&cache);
+        kernels.store.store(&bench.stream, x.gpu(), cached.n_ctx, past.gpu(), rows)?;
         bench.stream.synchronize()?;
         Ok(cache)
-    }
-
-    fn compare_cache(&self, bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
-        let cache = self.stored(bench, kernels, 0)?;
-        row.words(self.name(), &bench.down(&cache)?, &self.caches[0]);
-        Ok(())
     }
 
     fn bias(&self, n_head: usize) -> Option<DistanceBias> {
@@ -199,22 +160,21 @@ impl Case {
     }
 
     /// With the exact kernels, or with those for prompts, on tensor cores.
-    fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row, prompt: bool) -> Result<()> {
+    fn compare(&self, bench: &Bench, kernels: &Kernels, prompt: bool) -> Result<()> {
         let Shape { dim, latent, n_head_kv, group, past, tokens, window, chunk, cap, .. } =
             self.shape;
-        let (n_head, n_ctx, all) = (n_head_kv * group, self.n_ctx(), self.shape.all);
-        let v_dim = latent.unwrap_or(dim);
-        let scale = 1.0 / (dim as f32).sqrt();
+        let (n_head, n_ctx, v_dim) = (n_head_kv * group, past + tokens, latent.unwrap_or(dim));
+        let (all, scale) = (self.shape.all.then_some(n_ctx), 1.0 / (dim as f32).sqrt());
         let bias = self.bias(n_head);
-        let [k, v] = self.caches.each_ref();
-        let [k, v] = [k, v].map(|data| Rows { ty: self.ty, data, dim, stride: dim, n_ctx });
+        let sinks = (0..n_head).map(|head| 0.4 * (head as f32).sin());
+        let sinks = bench.up(sinks)?;
+        let [k, v] = self.caches.each_ref().map(Cached::cpu);
         let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
-        let sinks: Vec<f32> = (0..n_head).map(|head| 0.4 * (head as f32).sin()).collect();
         let shape = AttentionShape {
             n_head,
             n_head_kv,
             first: past,
-            all: all.then_some(n_ctx),
+            all,
             window,
             chunk,
             scale,
@@ -225,70 +185,48 @@ impl Case {
         let mut expected = vec![0.0; tokens * n_head * v_dim];
         bench.cpu.attention(shape, &self.q, k, v, &mut expected);
 
-        let [k, v] = [0, 1].map(|i| self.stored(bench, kernels, i));
-        let up = |bias: &DistanceBias| match self.shape.slopes {
-            true => bench.up_f32(bias.slopes()),
-            false => bench.up_f32(bias.values()),
+        let slopes = self.shape.slopes;
+        let up = |bias: &DistanceBias| {
+            bench.up(if slopes { bias.slopes() } else { bias.values() }.to_vec())
         };
-        let (values, sinks) = (bias.as_ref().map(up).transpose()?, bench.up_f32(&sinks)?);
-        let (k, v, past) = (k?, v?, bench.up_u32(&[past as u32])?);
+        let (bias, past) = (bias.as_ref().map(up).transpose()?, bench.word(past)?);
         let shape = DeviceAttention {
             n_head,
             n_head_kv,
-            past: past.all(),
+            past: past.gpu(),
             max_seen: n_ctx,
-            all: all.then_some(n_ctx),
+            all,
             window,
             chunk,
             scale,
             cap,
-            sinks: self.shape.sinks.then(|| sinks.all()),
-            bias: values.as_ref().map(|values| match self.shape.slopes {
-                true => DeviceBias::Slopes(values.all()),
-                false => DeviceBias::Near { reach: REACH, values: values.all() },
+            sinks: self.shape.sinks.then(|| sinks.gpu()),
+            bias: bias.as_ref().map(|values| match slopes {
+                true => DeviceBias::Slopes(values.gpu()),
+                false => DeviceBias::Near { reach: REACH, values: values.gpu() },
             }),
             prompt,
             lists: 0,
         };
-        let work = bench.empty(Attention::work_bytes(n_head, v_dim, n_ctx, tokens))?;
-        let (q, out) = (bench.up_f32(&self.q)?, bench.empty(4 * expected.len())?);
-        let (k, v, stream) = (self.rows(&k), self.rows(&v), &bench.stream);
+        let caches = try_map([0, 1], |i| self.stored(bench, kernels, i))?;
+        let [k, v] = [0, 1].map(|i| self.caches[i].at(&caches[i]));
         let v = latent.map_or(v, |v_dim| k.narrow(v_dim));
-        let attention = &kernels.attention;
-        let (q, work) = (q.all(), work.all());
+        let work = bench.empty(Attention::work_bytes(n_head, v_dim, n_ctx, tokens))?;
+        let (q, out) = (bench.up(self.q.to_vec())?, bench.empty(4 * expected.len())?);
+        let (q, work) = (q.gpu(), work.all());
         let data = AttentionData { tokens, q, k, v, work, out: out.all(), records: None };
-        attention.launch(stream, &shape, data)?;
-        let got = bench.down_f32(&out)?;
+        kernels.attention.launch(&bench.stream, &shape, data)?;
         match prompt {
-            true => row.near(self.name(), &got, &expected, PROMPT_BOUND),
-            false => row.bits(self.name(), &got, &expected),
+            true => bench.near(self.name(), &bench.down(&out)?, &expected, PROMPT_BOUND)?,
+            false => bench.equal_to(self.name(), &out, &expected)?,
         }
-        self.compare_records(bench, row, |records| {
-            attention.launch(stream, &shape, AttentionData { records, ..data })?;
-            bench.down_f32(&out)
-        })
-    }
-
-    /// Results that are stored as records besides.
-    fn compare_records(
-        &self,
-        bench: &Bench,
-        row: &mut Row,
-        launch: impl Fn(Option<DeviceActs>) -> Result<Vec<f32>>,
-    ) -> Result<()> {
-        let Shape { dim, latent, n_head_kv, group, tokens, .. } = self.shape;
-        let (n_head, v_dim) = (n_head_kv * group, latent.unwrap_or(dim));
-        let cols = n_head * v_dim;
+        // Results that are stored as records besides.
         let kinds = [ActKind::Q8_0, ActKind::Q8_K].into_iter();
         for kind in kinds.filter(|kind| records_fit(*kind, n_head, v_dim)) {
-            let memory = bench.up(&vec![0; tokens * record_bytes(kind, cols)])?;
-            let got = launch(Some(DeviceActs::new(kind, tokens, cols, memory.all())))?;
-            let mut acts = Activations::new();
-            acts.resize(kind, tokens, cols);
-            acts.quantize_rows(bench.cpu.kernels, 0..tokens, &got, cols);
-            let expected = words(kind, &records_of(acts.all()));
-            let name = format!("{} as {kind:?}", self.name());
-            row.words(name, &words(kind, &bench.down(&memory)?), &expected);
+            let records = Records::new(bench, kind, tokens, n_head * v_dim)?;
+            let data = AttentionData { records: Some(records.gpu()), ..data };
+            kernels.attention.launch(&bench.stream, &shape, data)?;
+            records.equal(bench, format!("{} as {kind:?}", self.name()), &bench.down(&out)?)?;
         }
         Ok(())
     }

@@ -1,15 +1,13 @@
 //! Queries, keys and values between their products and attention.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::operands::{CACHE_TYPES, Cached};
+use super::{Bench, Mirror, Random, try_map};
 use crate::Result;
 use crate::backend::cpu::rope::RopeTable;
 use crate::backend::gpu::attention_inputs::{AttentionInputs, HeadRows, InputSteps, NewRows};
-use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::rope::DeviceCosSin;
-use crate::backend::ops::{Frequencies, RopePairing, RopeShape, RowBytes, RowsMut, row_bytes};
-use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use crate::backend::ops::{Frequencies, RopePairing, RopeShape};
+use crate::gguf::TensorType;
 
 const EPS: f32 = 1e-6;
 const LIMIT: f32 = 0.4;
@@ -21,9 +19,10 @@ const PAST: usize = 5;
 type Shape = [usize; 4];
 
 /// The steps of a case.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Steps {
-    pairing: RopePairing,
+    /// Adjacent elements are pairs, else those of two halves.
+    is_adjacent: bool,
     pairs: usize,
     offset: usize,
     has_norms: bool,
@@ -35,37 +34,22 @@ struct Steps {
     has_gaps: bool,
 }
 
-const PLAIN: Steps = Steps {
-    pairing: RopePairing::Halves,
-    pairs: 16,
-    offset: 0,
-    has_norms: false,
-    norm_last: false,
-    is_limited: false,
-    has_factors: false,
-    has_rows: true,
-    has_gaps: false,
-};
-
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let inputs = AttentionInputs::load(&bench.gpu)?;
-    let all = Steps { has_norms: true, is_limited: true, has_factors: true, ..PLAIN };
+    let plain = Steps { pairs: 16, has_rows: true, ..Steps::default() };
+    let all = Steps { has_norms: true, is_limited: true, has_factors: true, ..plain };
     let cases = [
-        PLAIN,
-        Steps { has_norms: true, pairs: 0, ..PLAIN },
+        plain,
+        Steps { has_norms: true, pairs: 0, ..plain },
         all,
-        Steps { norm_last: true, pairing: RopePairing::Adjacent, offset: 8, pairs: 5, ..all },
+        Steps { norm_last: true, is_adjacent: true, offset: 8, pairs: 5, ..all },
         Steps { has_rows: false, has_gaps: true, ..all },
     ];
     let shapes: Vec<Shape> = bench.shapes(&[[1, 5, 2, 32], [6, 3, 1, 64]], &[], &[[4, 32, 4, 128]]);
-    for ty in [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL] {
-        report.row("attention_inputs", ty, |row| {
-            for (i, steps) in cases.into_iter().enumerate() {
-                for shape in shapes.iter().copied() {
-                    Case { ty, shape, steps }.compare(bench, &inputs, row, i)?;
-                }
-            }
-            Ok(())
+    for ty in CACHE_TYPES {
+        bench.each("attention_inputs", ty, cases.into_iter().enumerate(), |(i, steps)| {
+            let of = |shape: &Shape| Case { ty, shape: *shape, steps };
+            shapes.iter().try_for_each(|shape| of(shape).compare(bench, &inputs, i))
         });
     }
     Ok(())
@@ -91,7 +75,9 @@ struct Case {
 
 impl Case {
     fn rope_shape(&self, offset: usize) -> RopeShape {
-        RopeShape { head_dim: self.shape[3], offset, pairing: self.steps.pairing }
+        use RopePairing::{Adjacent, Halves};
+        let pairing = if self.steps.is_adjacent { Adjacent } else { Halves };
+        RopeShape { head_dim: self.shape[3], offset, pairing }
     }
 
     /// Rotations and factors of the tokens.
@@ -125,29 +111,21 @@ impl Case {
         }
     }
 
-    fn cached(&self, bench: &Bench, x: &[f32]) -> RowBytes {
+    /// The rows of a token that fit, in a cache of zeros.
+    fn cached(&self, bench: &Bench, x: &[f32]) -> Cached {
         let [_, _, heads, dim] = self.shape;
-        let mut data = RowBytes::zeroed(row_bytes(self.ty, N_CTX * heads * dim));
-        let n = (N_CTX - PAST) * heads * dim;
-        let x = &x[..n.min(x.len())];
-        RowsMut { ty: self.ty, data: &mut data, dim, n_ctx: N_CTX }.store(&bench.cpu, x, PAST);
-        data
+        let x = &x[..x.len().min((N_CTX - PAST) * heads * dim)];
+        Cached::new(bench, self.ty, [heads, N_CTX, dim], x, PAST)
     }
 
-    fn compare(
-        &self,
-        bench: &Bench,
-        inputs: &AttentionInputs,
-        row: &mut Row,
-        case: usize,
-    ) -> Result<()> {
+    fn compare(&self, bench: &Bench, inputs: &AttentionInputs, case: usize) -> Result<()> {
         let ([tokens, n_head, heads, dim], steps) = (self.shape, self.steps);
         let mut random = Random((7 * dim + case) as u64);
         let step = if steps.has_gaps { 2 * dim } else { dim };
         // Queries, keys and values of a token side by side.
         let stride = n_head * step + 2 * heads * dim;
-        let products = random.floats(tokens * stride);
-        let weights = [0; 3].map(|_| random.floats(dim));
+        let [products] = bench.floats(&mut random, [tokens * stride])?;
+        let weights = bench.floats(&mut random, [dim; 3])?;
         let columns = |first: usize, heads: usize, step: usize| {
             let places = places([tokens, stride, first], [heads, step, dim]);
             places.map(|at| products[at]).collect::<Vec<f32>>()
@@ -162,44 +140,37 @@ impl Case {
         self.twin(bench, &mut v, &weights[2], [None, None]);
         let expected = [&k, &v].map(|x| self.cached(bench, x));
 
-        let (products, past) = (bench.up_f32(&products)?, bench.up_u32(&[PAST as u32])?);
-        let [a, b, c] = weights.map(|weight| bench.up_f32(&weight));
-        let weights = [a?, b?, c?];
+        let past = bench.word(PAST)?;
         // No buffer is empty.
-        let turns = [turns.turns().as_flattened(), &[0.0; 2]].concat();
-        let turns = bench.up_f32(&turns)?;
-        let factors = bench.up_f32(factors.turns().as_flattened())?;
-        let [keys, values] = expected.each_ref().map(|bytes| bench.up(&vec![0; bytes.len()]));
-        let (keys, values, out) = (keys?, values?, bench.empty(4 * q.len())?);
-        let rows = |data| DeviceRows { ty: self.ty, data, heads, dim, stride: dim, n_ctx: N_CTX };
+        let turns = bench.up([turns.turns().as_flattened(), &[0.0; 2]].concat())?;
+        let factors = bench.up(factors.turns().as_flattened().to_vec())?;
+        let caches: [Mirror<u8>; 2] =
+            try_map(expected.each_ref(), |cached| bench.up(vec![0; cached.bytes.len()]))?;
+        let [keys, values] = [0, 1].map(|i| expected[i].at(&caches[i].device));
+        let out = bench.empty(4 * q.len())?;
         let from = |first: usize, step| HeadRows {
-            data: products.slice(4 * first..products.len()),
+            data: products.gpu().slice(4 * first..4 * products.len()),
             stride,
             step,
         };
-        let new = NewRows {
-            k: from(k_first, dim),
-            v: from(v_first, dim),
-            keys: rows(keys.all()),
-            values: rows(values.all()),
-            past: past.all(),
-        };
+        let (new_k, new_v) = (from(k_first, dim), from(v_first, dim));
+        let new = NewRows { k: new_k, v: new_v, keys, values, past: past.gpu() };
         let table = |shape, data, n_pairs| (shape, DeviceCosSin { data, n_pairs, back: false });
         let device_steps = InputSteps {
-            norms: weights.each_ref().map(|weight| steps.has_norms.then(|| weight.all())),
+            norms: weights.each_ref().map(|weight| steps.has_norms.then(|| weight.gpu())),
             eps: EPS,
             norm_last: steps.norm_last,
             limit: steps.is_limited.then_some(LIMIT),
-            rope: Some(table(self.rope_shape(steps.offset), turns.all(), steps.pairs)),
-            factors: steps.has_factors.then(|| table(self.rope_shape(0), factors.all(), dim / 2)),
+            rope: Some(table(self.rope_shape(steps.offset), turns.gpu(), steps.pairs)),
+            factors: steps.has_factors.then(|| table(self.rope_shape(0), factors.gpu(), dim / 2)),
         };
         let (sizes, new) = ([tokens, n_head, dim], steps.has_rows.then_some(new));
         inputs.launch(&bench.stream, sizes, from(0, step), new, &device_steps, out.all())?;
         let name = format!("{tokens}×{n_head}×{dim}, case {case}");
-        row.bits(format!("{name}, queries"), &bench.down_f32(&out)?, &q);
-        if steps.has_rows {
-            row.words(format!("{name}, keys"), &bench.down(&keys)?, &expected[0]);
-            row.words(format!("{name}, values"), &bench.down(&values)?, &expected[1]);
+        bench.equal_to(format!("{name}, queries"), &out, &q)?;
+        let caches = caches.iter().zip(&expected).zip(["keys", "values"]);
+        for ((got, expected), what) in caches.filter(|_| steps.has_rows) {
+            bench.equal_to(format!("{name}, {what}"), &got.device, &expected.bytes[..])?;
         }
         Ok(())
     }

@@ -1,13 +1,11 @@
 //! Keys of blocks of positions, and their places in the cache.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::Bench;
+use super::operands::Cached;
 use crate::Result;
 use crate::backend::cpu::compress::ScoredRow;
 use crate::backend::gpu::block_keys::{BlockKeys, KeyRows, KeyScores};
-use crate::backend::gpu::cache::{CacheStore, DeviceRows};
-use crate::backend::ops::{RowBytes, RowsMut, row_bytes};
+use crate::backend::gpu::cache::CacheStore;
 use crate::gguf::TensorType::{F16, F32, Q8_0};
 
 /// Texts of so many positions, computed in parts that end at these.
@@ -35,16 +33,14 @@ struct Kernels {
     store: CacheStore,
 }
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let keys = BlockKeys::load(&bench.gpu)?;
     let kernels = Kernels { keys, store: CacheStore::load(&bench.gpu)? };
     let sizes = bench.shapes(&[(32, 4)], &[(192, 4), (5, 7)], &[(128, 16)]);
     let of = |(dim, block)| PARTS.map(|parts| Shape { dim, block, parts });
     let shapes: Vec<Shape> = sizes.into_iter().flat_map(of).collect();
     for (name, scored) in [("pool_keys", true), ("mean_keys", false)] {
-        report.row(name, "f32", |row| {
-            shapes.iter().try_for_each(|shape| compare(bench, &kernels, row, *shape, scored))
-        });
+        bench.each(name, "f32", &shapes, |shape| compare(bench, &kernels, *shape, scored));
     }
     Ok(())
 }
@@ -77,53 +73,42 @@ fn expected(
     all
 }
 
-fn compare(
-    bench: &Bench,
-    kernels: &Kernels,
-    row: &mut Row,
-    shape: Shape,
-    scored: bool,
-) -> Result<()> {
+fn compare(bench: &Bench, kernels: &Kernels, shape: Shape, scored: bool) -> Result<()> {
     let (Shape { dim, block, parts }, tokens) = (shape, shape.tokens());
-    let mut random = Random((dim + tokens) as u64);
-    let (x, scores) = (random.floats(tokens * dim), random.floats(tokens * dim));
-    let places = random.floats(block * dim);
+    let lengths = [tokens * dim, tokens * dim, block * dim];
+    let [x, scores, places] = bench.seeded(dim + tokens, lengths)?;
     let expected = expected(bench, shape, [&x, &scores, &places], scored);
 
-    let (past, out) = (bench.up_u32(&[0])?, bench.empty(4 * tokens * dim)?);
+    let (past, out) = (bench.word(0)?, bench.empty(4 * tokens * dim)?);
     let state = bench.empty(8 * block * dim)?;
     [&state, &out].into_iter().try_for_each(|buffer| bench.stream.fill(buffer.all(), 0))?;
-    let [x, scores, places] = [&x, &scores, &places].map(|values| bench.up_f32(values));
-    let (x, scores, places) = (x?, scores?, places?);
     let mut first = 0;
     for end in parts {
         let own = 4 * first * dim..4 * end * dim;
-        let x = x.slice(own.clone());
-        let of_part = KeyScores { of_rows: scores.slice(own.clone()), of_places: places.all() };
-        let rows = KeyRows { x, dim, block, past: past.all(), first };
-        let of_part = scored.then_some(of_part);
+        let [x, of_rows] = [&x, &scores].map(|values| values.device.slice(own.clone()));
+        let of_part = scored.then(|| KeyScores { of_rows, of_places: places.gpu() });
+        let rows = KeyRows { x, dim, block, past: past.gpu(), first };
         kernels.keys.launch(&bench.stream, rows, of_part, state.all(), out.slice(own))?;
         first = *end;
     }
-    let all = bench.down_f32(&out)?;
+    let all: Vec<f32> = bench.down(&out)?;
     let last_rows = all.chunks_exact(dim).skip(block - 1).step_by(block);
-    row.bits(shape.name(), &last_rows.flatten().copied().collect::<Vec<_>>(), &expected);
+    bench.equal_values(
+        shape.name(),
+        &last_rows.flatten().copied().collect::<Vec<_>>(),
+        &expected,
+    )?;
     // A row of the cache for each block, if there are any.
     let n_blocks = tokens / block;
-    if n_blocks == 0 {
-        return Ok(());
-    }
-    for ty in [F32, F16, Q8_0].into_iter().filter(|ty| dim.is_multiple_of(ty.block_len())) {
-        let mut data = RowBytes::zeroed(row_bytes(ty, n_blocks * dim));
-        RowsMut { ty, data: &mut data, dim, n_ctx: n_blocks }.store(&bench.cpu, &expected, 0);
-        let stored = bench.empty(data.len().max(256))?;
+    let types = [F32, F16, Q8_0].into_iter().filter(|_| n_blocks > 0);
+    for ty in types.filter(|ty| dim.is_multiple_of(ty.block_len())) {
+        let cached = Cached::new(bench, ty, [1, n_blocks, dim], &expected, 0);
+        let stored = bench.empty(cached.bytes.len().max(256))?;
         bench.stream.fill(stored.all(), 0)?;
-        let rows =
-            DeviceRows { ty, data: stored.all(), heads: 1, dim, stride: dim, n_ctx: n_blocks };
-        let (x, past) = (out.all(), past.all());
-        kernels.store.store_blocks(&bench.stream, x, tokens, past, rows, block)?;
-        let what = format!("{}: stored as {ty}", shape.name());
-        row.words(what, &bench.down(&stored)?[..data.len()], &data[..]);
+        let (x, rows) = (out.all(), cached.at(&stored));
+        kernels.store.store_blocks(&bench.stream, x, tokens, past.gpu(), rows, block)?;
+        let got = &bench.down(&stored)?[..cached.bytes.len()];
+        bench.equal_values(format!("{}: stored as {ty}", shape.name()), got, &cached.bytes[..])?;
     }
     Ok(())
 }

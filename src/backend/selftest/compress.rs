@@ -1,9 +1,7 @@
 //! Compressed rows of a text's blocks, the rows that are kept for the next ones, and the rows that
 //! tokens see side by side.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::{Bench, Random, try_map};
 use crate::Result;
 use crate::backend::cpu::compress::ScoredRow;
 use crate::backend::cpu::rope::RopeTable;
@@ -26,7 +24,7 @@ struct Case {
     passes: [usize; 4],
 }
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let kernels = Compress::load(&bench.gpu)?;
     let case = |dim, ratio, overlaps, passes| Case { dim, ratio, overlaps, passes };
     let cases = bench.shapes(
@@ -34,15 +32,8 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         &[case(24, 3, true, [1, 1, 1, 4])],
         &[case(512, 4, true, [300, 1, 5, 2]), case(512, 128, false, [500, 1, 11, 1])],
     );
-    report.row("compress_rows", "f32", |row| {
-        cases.iter().try_for_each(|case| case.compare(bench, &kernels, row))
-    });
-    report.row("gather_seen", "", |row| {
-        for chosen in [None, Some(2)] {
-            gather(bench, &kernels, row, chosen)?;
-        }
-        Ok(())
-    });
+    bench.each("compress_rows", "f32", cases, |case| case.compare(bench, &kernels));
+    bench.each("gather_seen", "", [None, Some(2)], |chosen| gather(bench, &kernels, chosen));
     Ok(())
 }
 
@@ -70,51 +61,46 @@ impl Case {
         out
     }
 
-    fn compare(&self, bench: &Bench, kernels: &Compress, row: &mut Row) -> Result<()> {
+    fn compare(&self, bench: &Bench, kernels: &Compress) -> Result<()> {
         let Case { dim, ratio, overlaps, passes } = *self;
         let (width, n) = (self.width(), passes.iter().sum::<usize>());
         let mut random = Random(dim as u64);
-        let [values, scores] = [(); 2].map(|()| random.floats(n * width));
-        let (places, norm) = (random.floats(ratio * width), random.floats(dim));
+        let [values, scores] = random.vectors([n * width; 2]);
+        let [places, norm] = bench.floats(&mut random, [ratio * width, dim])?;
         let of_place = |i: usize| places[i / width % ratio * width + i % width];
         let placed: Vec<f32> = (0..n * width).map(|i| scores[i] + of_place(i)).collect();
-        let (places, norm_up) = (bench.up_f32(&places)?, bench.up_f32(&norm)?);
-        let (places, norm_up) = (places.all(), norm_up.all());
+        let (places, norm_up) = (places.gpu(), norm.gpu());
         let own = DeviceCompressor { dim, ratio, overlaps, places, norm: norm_up, eps: EPS };
-        let kept = bench.up_f32(&vec![0.0; 2 * own.n_kept() * width])?;
+        let kept = bench.up(vec![0.0; 2 * own.n_kept() * width])?;
         let mut past = 0;
         for tokens in passes {
             let rows = past * width..(past + tokens) * width;
-            let [v, s] = [&values, &scores].map(|all| bench.up_f32(&all[rows.clone()]));
-            let (v, s, blocks) = (v?, s?, past / ratio..(past + tokens) / ratio);
+            let [v, s] = try_map([&values, &scores], |all| bench.up(all[rows.clone()].to_vec()))?;
+            let blocks = past / ratio..(past + tokens) / ratio;
             // A block before the first one of the pass, as of a pass in parts; one that is not
             // whole behind the last.
             let (skipped, n_blocks) = (blocks.start.min(1), blocks.len() + 1);
             let first = past.min(1);
-            let word = |n: usize| bench.up_u32(&[n as u32]);
-            let (past_up, block) = (word(past - first)?, word(blocks.start - skipped)?);
+            let (first_past, block) =
+                (bench.word(past - first)?, bench.word(blocks.start - skipped)?);
             let mut turns = RopeTable::default();
             for block in blocks.start - skipped..blocks.end + 1 {
                 turns.push(&frequencies(), block * ratio, 1);
             }
-            let turns = bench.up_f32(turns.turns().as_flattened())?;
-            let mark = vec![7.0; n_blocks * dim];
-            let out = bench.up_f32(&mark)?;
-            let (kept_all, past_up) = (kept.all(), past_up.all());
-            let text =
-                TextRows { values: v.all(), scores: s.all(), kept: kept_all, past: past_up, first };
-            let cos_sin = DeviceCosSin { data: turns.all(), n_pairs: N_ROT / 2, back: false };
-            let (block, pairing) = (block.all(), RopePairing::Adjacent);
-            let of = Blocks { n: n_blocks, block, skipped, cos_sin, pairing, out: out.all() };
+            let turns = bench.up(turns.turns().as_flattened().to_vec())?;
+            let mut out = bench.up(vec![7.0; n_blocks * dim])?;
+            let (v, s, past_up) = (v.gpu(), s.gpu(), first_past.gpu());
+            let text = TextRows { values: v, scores: s, kept: kept.gpu(), past: past_up, first };
+            let cos_sin = DeviceCosSin { data: turns.gpu(), n_pairs: N_ROT / 2, back: false };
+            let (block, pairing) = (block.gpu(), RopePairing::Adjacent);
+            let of = Blocks { n: n_blocks, block, skipped, cos_sin, pairing, out: out.gpu() };
             kernels.compress(&bench.stream, &own, &text, &of)?;
             kernels.keep(&bench.stream, &own, &text)?;
-            let ends = blocks.map(|block| (block + 1) * ratio);
-            let all = [&values[..], &placed[..]];
-            let mut expected: Vec<f32> =
-                ends.flat_map(|end| self.expected(bench, all, &norm, end)).collect();
-            expected.extend(&mark[expected.len()..]);
-            let name = format!("{tokens} after {past}, {ratio} of {dim}");
-            row.bits(name, &bench.down_f32(&out)?, &expected);
+            for (block, to) in blocks.zip(out.chunks_exact_mut(dim)) {
+                let all = [&values[..], &placed[..]];
+                to.copy_from_slice(&self.expected(bench, all, &norm, (block + 1) * ratio));
+            }
+            bench.equal(format!("{tokens} after {past}, {ratio} of {dim}"), &out)?;
             past += tokens;
         }
         Ok(())
@@ -140,7 +126,7 @@ fn positions(blocks: &[u32], ratio: usize, width: usize) -> Vec<u32> {
 
 /// Rows of tokens whose window is not full at first, blocks of two rows of which the last is the
 /// block's, and a choice among them.
-fn gather(bench: &Bench, kernels: &Compress, row: &mut Row, chosen: Option<usize>) -> Result<()> {
+fn gather(bench: &Bench, kernels: &Compress, chosen: Option<usize>) -> Result<()> {
     const N_CTX: usize = 23;
     const WINDOW: usize = 3;
     const RATIO: usize = 4;
@@ -170,9 +156,9 @@ fn gather(bench: &Bench, kernels: &Compress, row: &mut Row, chosen: Option<usize
         to[..words.len()].copy_from_slice(&words);
         last.push((words.len() / WORDS - 1) as u32);
     }
-    let (own, blocks) = (bench.up_u32(&own)?, bench.up_u32(&blocks)?);
-    let (to, last_up) = (bench.up_u32(&vec![0; expected.len()])?, bench.empty(4 * tokens)?);
-    let (lists, past) = (bench.up_u32(&lists)?, bench.up_u32(&[past as u32])?);
+    let (own, blocks) = (bench.up(own)?, bench.up(blocks)?);
+    let (to, last_up) = (bench.up(vec![0u32; expected.len()])?, bench.empty(4 * tokens)?);
+    let (lists, past) = (bench.up(lists)?, bench.word(past)?);
     let rows = |data, n_ctx| DeviceRows {
         ty: TensorType::F32,
         data,
@@ -181,23 +167,22 @@ fn gather(bench: &Bench, kernels: &Compress, row: &mut Row, chosen: Option<usize
         stride: WORDS,
         n_ctx,
     };
-    let lists = DeviceLists { lists: 1, width, chosen: lists.all(), last: last_up.all() };
+    let lists = DeviceLists { lists: 1, width, chosen: lists.gpu(), last: last_up.all() };
     let seen = Seen {
-        own: rows(own.all(), N_CTX),
-        blocks: rows(blocks.all(), N_CTX / RATIO * PAGES),
+        own: rows(own.gpu(), N_CTX),
+        blocks: rows(blocks.gpu(), N_CTX / RATIO * PAGES),
         pages: PAGES,
         ratio: RATIO,
         window: WINDOW,
         chosen: chosen.map(|n| (lists, n)),
-        past: past.all(),
+        past: past.gpu(),
         first: 0,
-        to: rows(to.all(), n_rows),
+        to: rows(to.gpu(), n_rows),
         last: last_up.all(),
     };
     // SAFETY: tokens that choose see at least three blocks.
     unsafe { kernels.gather(&bench.stream, &seen)? };
     let name = format!("{tokens} tokens, chosen {chosen:?}");
-    row.words(format!("{name}: rows"), &bench.down_u32(&to)?, &expected);
-    row.words(format!("{name}: last rows"), &bench.down_u32(&last_up)?, &last);
-    Ok(())
+    bench.equal_to(format!("{name}: rows"), &to.device, &expected)?;
+    bench.equal_to(format!("{name}: last rows"), &last_up, &last)
 }

@@ -29,6 +29,11 @@ impl Random {
     pub fn floats(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.float()).collect()
     }
+
+    /// Vectors of these lengths.
+    pub fn vectors<const N: usize>(&mut self, lengths: [usize; N]) -> [Vec<f32>; N] {
+        lengths.map(|n| self.floats(n))
+    }
 }
 
 /// The number of values that are quantised for a matrix, which takes time: its blocks are drawn

@@ -1,28 +1,56 @@
-//! The gated delta rule of linear-attention layers, and the norm behind it.
+//! The gated delta rule of linear-attention layers over vectors as a convolution makes them, with a
+//! decay for each head or for each element of a key (Kimi's), and the norm behind it.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::{Bench, Mirror, Random};
 use crate::Result;
+use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::conv::{Conv, ConvRows, DeviceConv, Units};
-use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts, NormGate};
+use crate::backend::gpu::delta::{Delta, DeviceGates, GateProducts, KdaGates, NormGate};
 use crate::backend::ops::{DeltaShape, HeadOrder, ShortConv};
 
 const EPS: f32 = 1e-6;
 /// A prompt, single tokens, and passes of fewer tokens than the convolution's past.
 const PASSES: [usize; 6] = [9, 1, 1, 2, 3, 1];
+const KDA_PASSES: [usize; 4] = [9, 1, 1, 3];
+/// Prompts of more tokens than a warp makes shares of at once.
 const LONG_PASSES: [usize; 3] = [1, 70, 33];
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let kernels = Kernels { conv: Conv::load(&bench.gpu)?, delta: Delta::load(&bench.gpu)? };
-    let shape = |[n_k_heads, n_v_heads, k_dim, v_dim]: [usize; 4], order| DeltaShape {
-        n_k_heads,
-        n_v_heads,
-        k_dim,
-        v_dim,
-        kernel: 4,
-        order,
-    };
+struct Kernels {
+    conv: Conv,
+    delta: Delta,
+}
+
+impl Kernels {
+    fn load(bench: &Bench) -> Result<Kernels> {
+        Ok(Kernels { conv: Conv::load(&bench.gpu)?, delta: Delta::load(&bench.gpu)? })
+    }
+}
+
+/// How many decays a token has, and where.
+#[derive(Clone, Copy, PartialEq)]
+enum Gates {
+    /// A decay of each head; betas and decays of a key head alternate.
+    Mixed,
+    /// A decay of each head.
+    Apart,
+    /// A decay of each element of a key, with a bound or without.
+    Elements(Option<f32>),
+}
+
+/// Passes that follow one another on one state.
+struct Case<'a> {
+    shape: DeltaShape,
+    gates: Gates,
+    /// Tokens of each pass.
+    passes: &'a [usize],
+}
+
+fn shape([n_k_heads, n_v_heads, k_dim, v_dim]: [usize; 4], order: HeadOrder) -> DeltaShape {
+    DeltaShape { n_k_heads, n_v_heads, k_dim, v_dim, kernel: 4, order }
+}
+
+pub fn check(bench: &Bench) -> Result<()> {
+    let kernels = Kernels::load(bench)?;
     let small = shape([2, 4, 3, 5], HeadOrder::Grouped);
     let shapes = bench.shapes(
         &[small, shape([2, 6, 65, 33], HeadOrder::Tiled)],
@@ -34,115 +62,136 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         ],
         &[shape([16, 32, 128, 128], HeadOrder::Grouped)],
     );
-    report.row("delta_rule", "f32", |row| {
-        for (mixed, shape) in
-            [true, false].into_iter().flat_map(|m| shapes.iter().map(move |s| (m, s)))
-        {
-            Case { shape: *shape, mixed, passes: &PASSES }.compare(bench, &kernels, row)?;
+    bench.row("delta_rule", "f32", || {
+        for gates in [Gates::Mixed, Gates::Apart] {
+            for shape in shapes.iter().copied() {
+                Case { shape, gates, passes: &PASSES }.compare(bench, &kernels)?;
+            }
         }
-        for shape in bench.shapes(&[], &[small], &[]) {
-            Case { shape, mixed: false, passes: &LONG_PASSES }.compare(bench, &kernels, row)?;
-        }
-        Ok(())
+        let mut long = bench.shapes(&[], &[small], &[]).into_iter();
+        long.try_for_each(|shape| {
+            Case { shape, gates: Gates::Apart, passes: &LONG_PASSES }.compare(bench, &kernels)
+        })
     });
-    delta_norm(bench, &kernels.delta, report);
+    let shapes = bench.shapes(&[[7, 5], [1, 130]], &[[1, 128], [12, 64]], &[[512, 128]]);
+    bench.each("delta_norm", "f32", shapes, |shape| norm(bench, &kernels.delta, shape));
     Ok(())
 }
 
-fn delta_norm(bench: &Bench, delta: &Delta, report: &mut Report) {
-    report.row("delta_norm", "f32", |row| {
-        for [rows, dim] in bench.shapes(&[[7, 5], [1, 130]], &[[1, 128], [12, 64]], &[[512, 128]]) {
-            let mut random = Random(dim as u64);
-            let (x, weight) = (random.floats(rows * dim), random.floats(dim));
-            let gate = random.floats(rows * dim);
-            let (weight_up, gate_up) = (bench.up_f32(&weight)?, bench.up_f32(&gate)?);
-            for function in [NormGate::Silu, NormGate::Sigmoid] {
-                let (x_up, stream) = (bench.up_f32(&x)?, &bench.stream);
-                let (weight_up, gate_up) = (weight_up.all(), gate_up.all());
-                delta.rms_norm_gated(stream, x_up.all(), weight_up, EPS, function, gate_up)?;
-                let mut x = x.clone();
-                match function {
-                    NormGate::Silu => bench.cpu.rms_norm_gated(&mut x, &weight, EPS, &gate),
-                    NormGate::Sigmoid => {
-                        bench.cpu.rms_norm_heads(&mut x, &weight, EPS);
-                        bench.cpu.sigmoid_gated(&mut x, &mut gate.clone());
-                    }
-                }
-                row.bits(format!("{rows}×{dim}, {function:?}"), &bench.down_f32(&x_up)?, &x);
+pub fn check_kda(bench: &Bench) -> Result<()> {
+    let kernels = Kernels::load(bench)?;
+    let shape = |n, k_dim, v_dim| shape([n, n, k_dim, v_dim], HeadOrder::Grouped);
+    let small = shape(3, 5, 5);
+    let shapes = bench.shapes(
+        &[small, shape(2, 65, 33)],
+        &[shape(2, 32, 64), shape(1, 128, 128)],
+        &[shape(32, 128, 128)],
+    );
+    bench.each("kda_rule", "f32", [None, Some(-5.0)], |bound| {
+        let case = |shape, passes| Case { shape, gates: Gates::Elements(bound), passes };
+        for shape in shapes.iter().copied() {
+            case(shape, &KDA_PASSES[..]).compare(bench, &kernels)?;
+        }
+        let mut long = bench.shapes(&[], &[small], &[]).into_iter();
+        long.try_for_each(|shape| case(shape, &LONG_PASSES).compare(bench, &kernels))
+    });
+    Ok(())
+}
+
+fn norm(bench: &Bench, delta: &Delta, [rows, dim]: [usize; 2]) -> Result<()> {
+    let [given, weight, gate] = bench.seeded(dim, [rows * dim, dim, rows * dim])?;
+    for function in [NormGate::Silu, NormGate::Sigmoid] {
+        let mut x = bench.up(given.to_vec())?;
+        let (on, weight_up) = (&bench.stream, weight.gpu());
+        delta.rms_norm_gated(on, x.gpu(), weight_up, EPS, function, gate.gpu())?;
+        match function {
+            NormGate::Silu => bench.cpu.rms_norm_gated(&mut x, &weight, EPS, &gate),
+            NormGate::Sigmoid => {
+                bench.cpu.rms_norm_heads(&mut x, &weight, EPS);
+                bench.cpu.sigmoid_gated(&mut x, &mut gate.to_vec());
             }
         }
-        Ok(())
-    });
-}
-
-struct Kernels {
-    conv: Conv,
-    delta: Delta,
-}
-
-/// Passes that follow one another on one state.
-struct Case<'a> {
-    shape: DeltaShape,
-    /// Whether the gates' products are mixed or apart.
-    mixed: bool,
-    /// Tokens of each pass.
-    passes: &'a [usize],
+        bench.equal(format!("{rows}×{dim}, {function:?}"), &x)?;
+    }
+    Ok(())
 }
 
 impl Case<'_> {
     /// Compares the outputs and the state after each pass.
-    fn compare(&self, bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
-        let Case { shape, mixed, passes } = *self;
-        let (mut random, n) = (Random(shape.k_dim as u64), shape.n_v_heads);
-        let (conv, dt) = (random.floats(shape.channels() * shape.kernel), random.floats(n));
-        // Not positive, as in models: a state that grew without bound would hide differences.
-        let a: Vec<f32> = random.floats(n).into_iter().map(|a| -a.abs()).collect();
-        let (mut past, mut state) = (random.floats(shape.n_past()), random.floats(shape.n_state()));
-        let [conv_up, dt_up, a_up, past_up, state_up] =
-            [&conv, &dt, &a, &past, &state].map(|v| bench.up_f32(v));
-        let (conv_up, dt_up, a_up) = (conv_up?, dt_up?, a_up?);
-        let (past_up, state_up, stream) = (past_up?, state_up?, &bench.stream);
+    fn compare(&self, bench: &Bench, kernels: &Kernels) -> Result<()> {
+        let Case { shape, gates, passes } = *self;
+        let (mut random, n, stream) = (Random(shape.k_dim as u64), shape.n_v_heads, &bench.stream);
+        let of_elements = matches!(gates, Gates::Elements(_));
+        let n_decays = if of_elements { shape.key_width() } else { n };
+        let [taps, dt] = bench.floats(&mut random, [shape.channels() * shape.kernel, n_decays])?;
+        let mut a = random.floats(n);
+        // Not positive without a bound, as in models: a state that grew would hide differences.
+        if !matches!(gates, Gates::Elements(Some(_))) {
+            a.iter_mut().for_each(|a| *a = -a.abs());
+        }
+        let a = bench.up(a)?;
+        let [mut past, mut state] = bench.floats(&mut random, [shape.n_past(), shape.n_state()])?;
+        let conv = DeviceConv {
+            shape: shape.conv(),
+            weight: taps.gpu(),
+            bias: None,
+            silu: true,
+            units: Some(Units::of(shape)),
+        };
+        let form = ShortConv { shape: shape.conv(), weight: &taps, bias: None, silu: true };
         for tokens in passes.iter().copied() {
-            let x = random.floats(tokens * shape.channels());
-            let (mut beta, mut alpha) = (random.floats(tokens * n), random.floats(tokens * n));
+            let lengths = [shape.channels(), n, n_decays].map(|n| tokens * n);
+            let [x, mut beta, mut decay] = bench.floats(&mut random, lengths)?;
+            let (qkv, mut out) =
+                (bench.empty(4 * x.len())?, bench.out(tokens * shape.value_width())?);
+            let rows = ConvRows::plain(x.gpu(), shape.channels());
+            kernels.conv.launch(stream, &conv, past.gpu(), rows, qkv.all())?;
+            self.launch(
+                bench,
+                &kernels.delta,
+                [&beta, &decay, &dt, &a],
+                [qkv.all(), state.gpu(), out.gpu()],
+            )?;
 
-            let (x_up, qkv) = (bench.up_f32(&x)?, bench.empty(4 * x.len())?);
-            let device = DeviceConv {
-                shape: shape.conv(),
-                weight: conv_up.all(),
-                bias: None,
-                silu: true,
-                units: Some(Units::of(shape)),
-            };
-            let rows = ConvRows::plain(x_up.all(), shape.channels());
-            kernels.conv.launch(stream, &device, past_up.all(), rows, qkv.all())?;
-            let out = bench.empty(4 * tokens * shape.value_width())?;
-            let both = bench.up_f32(&mix(n / shape.n_k_heads, &beta, &alpha))?;
-            let (beta_up, alpha_up) = (bench.up_f32(&beta)?, bench.up_f32(&alpha)?);
-            let products = match mixed {
-                true => GateProducts::Mixed(both.all()),
-                false => GateProducts::Apart { beta: beta_up.all(), alpha: alpha_up.all() },
-            };
-            let gates = DeviceGates { products, dt: dt_up.all(), a: a_up.all() };
-            kernels.delta.rule(stream, shape, qkv.all(), gates, state_up.all(), out.all())?;
-
-            let cpu = &bench.cpu;
-            cpu.kernels.sigmoid(&mut beta);
-            cpu.log_decays(&mut alpha, &dt, &a);
             let mut convolved = vec![0.0; x.len()];
-            let conv = ShortConv { shape: shape.conv(), weight: &conv, bias: None, silu: true };
-            cpu.short_conv(&conv, &mut past, &x, &mut convolved);
-            let mut expected = vec![0.0; tokens * shape.value_width()];
-            cpu.delta_rule(shape, &convolved, (&alpha, &beta), &mut state, &mut expected);
+            bench.cpu.short_conv(&form, &mut past, &x, &mut convolved);
+            bench.cpu.kernels.sigmoid(&mut beta);
+            match gates {
+                Gates::Elements(bound) => bench.cpu.element_decays(&mut decay, &dt, &a, bound),
+                _ => bench.cpu.log_decays(&mut decay, &dt, &a),
+            }
+            bench.cpu.delta_rule(shape, &convolved, (&decay, &beta), &mut state, &mut out);
 
-            assert!(expected.iter().all(|x| x.is_finite()), "data whose errors would show nowhere");
-            let DeltaShape { n_v_heads, k_dim, v_dim, .. } = shape;
-            let name = format!("{tokens}×{n_v_heads}×{k_dim}×{v_dim}");
-            row.bits(&name, &bench.down_f32(&out)?, &expected);
-            row.bits(format!("past of {name}"), &bench.down_f32(&past_up)?, &past);
-            row.bits(format!("state of {name}"), &bench.down_f32(&state_up)?, &state);
+            assert!(out.iter().all(|x| x.is_finite()), "data whose errors would show nowhere");
+            let name = format!("{tokens}×{n}×{}×{}", shape.k_dim, shape.v_dim);
+            bench.equal(&name, &out)?;
+            if !of_elements {
+                bench.equal(format!("past of {name}"), &past)?;
+            }
+            bench.equal(format!("state of {name}"), &state)?;
         }
         Ok(())
+    }
+
+    /// Betas, decays and their parameters; then vectors, state and result.
+    fn launch(
+        &self,
+        bench: &Bench,
+        delta: &Delta,
+        [beta, decay, dt, a]: [&Mirror<f32>; 4],
+        [qkv, state, out]: [DeviceSlice; 3],
+    ) -> Result<()> {
+        let (shape, stream, dt, a) = (self.shape, &bench.stream, dt.gpu(), a.gpu());
+        if let Gates::Elements(bound) = self.gates {
+            let gates = KdaGates { beta: beta.gpu(), decay: decay.gpu(), dt, a, bound };
+            return delta.kda(stream, shape, qkv, gates, state, out);
+        }
+        let mixed = bench.up(mix(shape.n_v_heads / shape.n_k_heads, beta, decay))?;
+        let products = match self.gates {
+            Gates::Mixed => GateProducts::Mixed(mixed.gpu()),
+            _ => GateProducts::Apart { beta: beta.gpu(), alpha: decay.gpu() },
+        };
+        delta.rule(stream, shape, qkv, DeviceGates { products, dt, a }, state, out)
     }
 }
 

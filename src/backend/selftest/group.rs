@@ -1,25 +1,20 @@
 //! Grouping of pairs by expert.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::{Bench, Random, try_map};
 use crate::Result;
 use crate::backend::gpu::group::{Grouper, Grouping};
 use crate::backend::gpu::matmul::{TILE_TOKENS, TILE_WORDS, max_tiles};
 use crate::backend::ops::{Demand, NO_EXPERT, tiles};
+use bytemuck::cast_slice_mut;
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let grouper = Grouper::load(&bench.gpu)?;
-    report.row("group_pairs", "", |row| {
-        // [tokens, k, experts, granules]
-        let small = [[1, 1, 1, 1], [40, 2, 60, 2]];
-        let odd = [[9, 6, 300, 3], [33, 1, 5, 1], [530, 4, 7, 2]];
-        for shape in bench.shapes(&small, &odd, &[[512, 8, 128, 1], [4096, 10, 512, 4]]) {
-            for is_skewed in [false, true] {
-                compare(bench, &grouper, row, shape, is_skewed)?;
-            }
-        }
-        Ok(())
+    // [tokens, k, experts, granules]
+    let small = [[1, 1, 1, 1], [40, 2, 60, 2]];
+    let odd = [[9, 6, 300, 3], [33, 1, 5, 1], [530, 4, 7, 2]];
+    let shapes = bench.shapes(&small, &odd, &[[512, 8, 128, 1], [4096, 10, 512, 4]]);
+    bench.each("group_pairs", "", shapes, |shape| {
+        [false, true].into_iter().try_for_each(|skewed| compare(bench, &grouper, shape, skewed))
     });
     Ok(())
 }
@@ -28,56 +23,53 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
 fn compare(
     bench: &Bench,
     grouper: &Grouper,
-    row: &mut Row,
     [n_tokens, k, n_experts, n_granules]: [usize; 4],
     is_skewed: bool,
 ) -> Result<()> {
     let (mut random, n_pairs) = (Random(n_tokens as u64), n_tokens * k);
-    let chosen: Vec<u32> = (0..n_pairs)
-        .map(|_| match random.below(16) {
-            0 => NO_EXPERT,
-            n if is_skewed && n % 2 == 0 => n_experts as u32 / 2,
-            _ => random.below(n_experts) as u32,
-        })
-        .collect();
-    let table: Vec<u64> = (0..n_experts * n_granules).map(|_| random.next()).collect();
-    let (chosen_up, table_up) = (bench.up_u32(&chosen)?, bench.up_u64(&table)?);
+    let choose = |_| match random.below(16) {
+        0 => NO_EXPERT,
+        n if is_skewed && n % 2 == 0 => n_experts as u32 / 2,
+        _ => random.below(n_experts) as u32,
+    };
+    let chosen = bench.up((0..n_pairs).map(choose))?;
+    let addresses = (0..n_experts * n_granules).map(|_| random.next());
+    let table = bench.up(addresses)?;
     let matrices = bench.empty(8 * table.len())?;
-    let [starts, tokens, places] = [n_experts + 1, n_pairs, n_pairs].map(|n| bench.empty(4 * n));
-    let (starts, tokens, places) = (starts?, tokens?, places?);
+    let [mut starts, tokens, mut places] =
+        try_map([n_experts + 1, n_pairs, n_pairs], |n| bench.out::<u32>(n))?;
     let n_tiles = TILE_TOKENS.map(|size| max_tiles(n_pairs, n_experts, size));
-    let [wide, narrow] = n_tiles.map(|n| bench.empty(4 * TILE_WORDS * n));
-    let lists = [wide?, narrow?];
+    let mut lists = try_map(n_tiles, |n| bench.out::<u32>(TILE_WORDS * n))?;
     for splits_input in [false, true] {
         let grouping = Grouping {
-            chosen: chosen_up.all(),
+            chosen: chosen.gpu(),
             n_experts,
             pairs_a_row: if splits_input { 1 } else { k },
-            table: table_up.all(),
+            table: table.gpu(),
             matrices: matrices.all(),
-            starts: starts.all(),
-            tokens: tokens.all(),
-            places: places.all(),
-            tiles: lists.each_ref().map(|list| list.all()),
+            starts: starts.gpu(),
+            tokens: tokens.gpu(),
+            places: places.gpu(),
+            tiles: lists.each_ref().map(|list| list.gpu()),
         };
         // SAFETY: the ids are below the number of experts, or none.
         unsafe { grouper.launch(&bench.stream, &grouping)? };
         let twin = Twin::new(&chosen, k, n_experts, splits_input);
         let shape = format!("{n_tokens}×{k} of {n_experts}×{n_granules}, {is_skewed}");
-        row.words(&shape, &bench.down_u64(&matrices)?, &table);
-        let ends: Vec<u32> = twin.starts.iter().map(|start| *start as u32).collect();
-        row.words(format!("{shape}: starts"), &bench.down_u32(&starts)?, &ends);
-        // What is behind the last pair was never written.
+        bench.equal_to(&shape, &matrices, &table)?;
+        starts.host = twin.starts.iter().map(|start| *start as u32).collect();
+        bench.equal(format!("{shape}: starts"), &starts)?;
+        // The kernel writes nothing behind the last pair.
         let n = twin.tokens.len();
-        let mut got = vec![0; 4 * n];
-        bench.stream.download_now(&mut got, tokens.slice(0..4 * n))?;
-        let got: Vec<u32> = got.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-        row.words(format!("{shape}: tokens"), &got, &twin.tokens);
-        row.words(format!("{shape}: places"), &bench.down_u32(&places)?, &twin.places);
-        for ((list, size), n) in lists.iter().zip(TILE_TOKENS).zip(n_tiles) {
-            let mut expected = tiles(&twin.starts, size, |_| true);
-            expected.resize(TILE_WORDS * n, 0);
-            row.words(format!("{shape}: tiles of {size}"), &bench.down_u32(list)?, &expected);
+        let mut got = vec![0u32; n];
+        bench.stream.download_now(cast_slice_mut(&mut got), tokens.device.slice(0..4 * n))?;
+        bench.equal_values(format!("{shape}: tokens"), &got, &twin.tokens)?;
+        places.host = twin.places;
+        bench.equal(format!("{shape}: places"), &places)?;
+        for ((list, size), n) in lists.iter_mut().zip(TILE_TOKENS).zip(n_tiles) {
+            list.host = tiles(&twin.starts, size, |_| true);
+            list.host.resize(TILE_WORDS * n, 0);
+            bench.equal(format!("{shape}: tiles of {size}"), list)?;
         }
     }
     Ok(())

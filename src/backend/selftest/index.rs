@@ -1,19 +1,15 @@
 //! An indexer's scores, what it chooses, and attention over the rows that are chosen.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::operands::{CACHE_TYPES, Cached};
+use super::{Bench, Random};
 use crate::Result;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::cpu::attention::index::best;
-use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::attention::{Attention, AttentionData, DeviceAttention};
 use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::index::{DeviceIndex, DeviceLists, Index, IndexQueries, Scores};
-use crate::backend::ops::{RowBytes, Rows, RowsMut, row_bytes};
-use crate::gguf::TensorType::{self, BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-
-const TYPES: [TensorType; 9] = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
+use crate::backend::ops::RowBytes;
+use crate::gguf::TensorType;
 
 #[derive(Clone, Copy, Debug)]
 struct Shape {
@@ -86,29 +82,24 @@ struct Kernels {
     attention: Attention,
 }
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let kernels =
         Kernels { index: Index::load(&bench.gpu)?, attention: Attention::load(&bench.gpu)? };
     let shapes = bench.shapes(&small(), &odd(), &large());
-    for ty in TYPES {
+    for ty in CACHE_TYPES {
         let cases: Vec<Case> = shapes.iter().map(|shape| Case::new(bench, ty, *shape)).collect();
-        report.row("index_scores", ty, |row| {
-            cases.iter().try_for_each(|case| case.compare_scores(bench, &kernels.index, row))
-        });
-        report.row("index_choose", ty, |row| {
-            cases.iter().try_for_each(|case| case.compare_choice(bench, &kernels, row))
-        });
+        bench.each("index_scores", ty, &cases, |case| case.compare_scores(bench, &kernels.index));
+        bench.each("index_choose", ty, &cases, |case| case.compare_choice(bench, &kernels));
     }
     Ok(())
 }
 
 struct Case {
-    ty: TensorType,
     shape: Shape,
     q: Vec<f32>,
     weights: Vec<f32>,
-    /// [n_ctx, dim]; the last keys equal the first.
-    keys: RowBytes,
+    /// The last keys equal the first.
+    keys: Cached,
 }
 
 impl Case {
@@ -116,26 +107,15 @@ impl Case {
         let (mut random, dim, n) = (Random(shape.past as u64), shape.dim, shape.n_ctx());
         let mut values = random.floats(n * dim);
         values.copy_within(0..2 * dim, (n - 2) * dim);
-        let mut keys = RowBytes::zeroed(row_bytes(ty, n * dim));
-        RowsMut { ty, data: &mut keys, dim, n_ctx: n }.store(&bench.cpu, &values, 0);
+        let keys = Cached::new(bench, ty, [1, n, dim], &values, 0);
         let n_queries = shape.tokens * shape.n_heads;
-        let (q, weights) = (random.floats(n_queries * dim), random.floats(n_queries));
-        Case { ty, shape, q, weights, keys }
+        let [q, weights] = random.vectors([n_queries * dim, n_queries]);
+        Case { shape, q, weights, keys }
     }
 
     fn name(&self) -> String {
         let Shape { n_heads, dim, block, top_k, past, tokens, .. } = self.shape;
         format!("{top_k} blocks of {block}, {tokens} after {past}, {n_heads} heads of {dim}")
-    }
-
-    fn rows(&self) -> Rows<'_> {
-        let (dim, n_ctx) = (self.shape.dim, self.shape.n_ctx());
-        Rows { ty: self.ty, data: &self.keys, dim, stride: dim, n_ctx }
-    }
-
-    fn device_rows<'a>(&self, keys: &'a DeviceBuffer) -> DeviceRows<'a> {
-        let (dim, n_ctx) = (self.shape.dim, self.shape.n_ctx());
-        DeviceRows { ty: self.ty, data: keys.all(), heads: 1, dim, stride: dim, n_ctx }
     }
 
     /// Scores of a token's lists.
@@ -146,12 +126,12 @@ impl Case {
         let list = || vec![0.0; self.shape.n_scores(n)];
         if scores == Scores::Sums {
             let (mut out, weights) = (list(), &self.weights[token * n_heads..][..n_heads]);
-            bench.cpu.index_scores(q, weights, self.rows(), &mut out);
+            bench.cpu.index_scores(q, weights, self.keys.cpu(), &mut out);
             return vec![out];
         }
         let of_head = |q: &[f32]| {
             let mut out = list();
-            bench.cpu.block_scores(q, self.rows(), n, block, &mut out);
+            bench.cpu.block_scores(q, self.keys.cpu(), n, block, &mut out);
             out
         };
         q.chunks_exact(dim).map(of_head).collect()
@@ -180,63 +160,62 @@ impl Case {
         self.scores_of(bench, token).into_iter().map(list).collect()
     }
 
-    fn index<'a>(&self, keys: &'a DeviceBuffer, past: &'a DeviceBuffer) -> DeviceIndex<'a> {
-        let Shape { scores, n_heads, block, top_k, n_near, .. } = self.shape;
-        let (keys, max_seen) = (self.device_rows(keys), self.shape.n_ctx());
-        DeviceIndex { scores, n_heads, keys, block, top_k, n_near, past: past.all(), max_seen }
+    /// Uploads keys and queries, and calls `of` with them.
+    fn on_device<R>(
+        &self,
+        bench: &Bench,
+        of: impl FnOnce(&DeviceIndex, IndexQueries) -> Result<R>,
+    ) -> Result<R> {
+        let Shape { scores, n_heads, block, top_k, n_near, past, tokens, .. } = self.shape;
+        let (keys, past) = (bench.up(self.keys.bytes.to_vec())?, bench.word(past)?);
+        let (q, weights) = (bench.up(self.q.to_vec())?, bench.up(self.weights.to_vec())?);
+        let (keys, max_seen) = (self.keys.at(&keys.device), self.shape.n_ctx());
+        let past = past.gpu();
+        let index = DeviceIndex { scores, n_heads, keys, block, top_k, n_near, past, max_seen };
+        of(&index, IndexQueries { first: 0, tokens, q: q.gpu(), weights: Some(weights.gpu()) })
     }
 
     /// The first score of each list that is seen, up to the last.
-    fn compare_scores(&self, bench: &Bench, index: &Index, row: &mut Row) -> Result<()> {
-        let Shape { past, tokens, .. } = self.shape;
-        let (keys, past_up) = (bench.up(&self.keys)?, bench.up_u32(&[past as u32])?);
-        let (q, weights) = (bench.up_f32(&self.q)?, bench.up_f32(&self.weights)?);
-        let of_text = self.index(&keys, &past_up);
-        let all = bench.empty(tokens * of_text.token_bytes())?;
-        // Scores that no token has.
-        bench.stream.fill(all.all(), 0)?;
-        let weights = Some(weights.all());
-        let queries = IndexQueries { first: 0, tokens, q: q.all(), weights };
-        index.scores(&bench.stream, &of_text, queries, all.all())?;
-        let all = bench.down_f32(&all)?;
-        let mut lists = all.chunks_exact(all.len() / tokens / of_text.n_lists());
+    fn compare_scores(&self, bench: &Bench, index: &Index) -> Result<()> {
+        let tokens = self.shape.tokens;
+        let (all, n_lists) = self.on_device(bench, |of_text, queries| {
+            let all = bench.empty(tokens * of_text.token_bytes())?;
+            // Scores that no token has.
+            bench.stream.fill(all.all(), 0)?;
+            index.scores(&bench.stream, of_text, queries, all.all())?;
+            Ok((bench.down::<f32>(&all)?, of_text.n_lists()))
+        })?;
+        let mut lists = all.chunks_exact(all.len() / tokens / n_lists);
         let (mut got, mut expected) = (Vec::new(), Vec::new());
         for list in (0..tokens).flat_map(|token| self.scores_of(bench, token)) {
             got.extend(lists.next().expect("a list for each").iter().take(list.len()));
             expected.extend(list);
         }
-        row.bits(self.name(), &got, &expected);
-        Ok(())
+        bench.equal_values(self.name(), &got, &expected)
     }
 
     /// Lists, made of some tokens at a time, and attention over the rows of these.
-    fn compare_choice(&self, bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
-        let Shape { past, tokens, .. } = self.shape;
-        let (keys, past_up) = (bench.up(&self.keys)?, bench.up_u32(&[past as u32])?);
-        let (q, weights) = (bench.up_f32(&self.q)?, bench.up_f32(&self.weights)?);
-        let index = self.index(&keys, &past_up);
-        let (n_lists, width) = (index.n_lists(), index.width());
-        let chosen = bench.empty(4 * tokens * n_lists * width)?;
-        let last = bench.empty(4 * tokens * n_lists)?;
-        bench.stream.fill(chosen.all(), 0)?;
-        let work = bench.empty(index.token_bytes() * tokens.div_ceil(2))?;
-        let lists = DeviceLists { lists: n_lists, width, chosen: chosen.all(), last: last.all() };
-        let weights = Some(weights.all());
-        let queries = IndexQueries { first: 0, tokens, q: q.all(), weights };
-        kernels.index.choose(&bench.stream, &index, queries, work.all(), lists)?;
+    fn compare_choice(&self, bench: &Bench, kernels: &Kernels) -> Result<()> {
+        self.on_device(bench, |index, queries| {
+            let (tokens, n_lists, width) = (self.shape.tokens, index.n_lists(), index.width());
+            let chosen = bench.empty(4 * tokens * n_lists * width)?;
+            let last = bench.empty(4 * tokens * n_lists)?;
+            bench.stream.fill(chosen.all(), 0)?;
+            let work = bench.empty(index.token_bytes() * tokens.div_ceil(2))?;
+            let lists =
+                DeviceLists { lists: n_lists, width, chosen: chosen.all(), last: last.all() };
+            kernels.index.choose(&bench.stream, index, queries, work.all(), lists)?;
 
-        let expected: Vec<_> = (0..tokens).flat_map(|token| self.lists_of(bench, token)).collect();
-        let of_last = expected.iter().map(|list| list.len() as u32 - 1);
-        row.words(
-            format!("{}: lengths", self.name()),
-            &bench.down_u32(&last)?,
-            &of_last.collect::<Vec<_>>(),
-        );
-        let got = bench.down_u32(&chosen)?;
-        let got = got.chunks_exact(width).zip(&expected).flat_map(|(got, list)| &got[..list.len()]);
-        let got: Vec<u32> = got.copied().collect();
-        row.words(self.name(), &got, &expected.concat());
-        self.compare_attention(bench, kernels, row, lists, &expected)
+            let expected: Vec<_> =
+                (0..tokens).flat_map(|token| self.lists_of(bench, token)).collect();
+            let lengths: Vec<u32> = expected.iter().map(|list| list.len() as u32 - 1).collect();
+            bench.equal_to(format!("{}: lengths", self.name()), &last, &lengths)?;
+            let got: Vec<u32> = bench.down(&chosen)?;
+            let got = got.chunks_exact(width).zip(&expected);
+            let got: Vec<u32> = got.flat_map(|(got, list)| &got[..list.len()]).copied().collect();
+            bench.equal_values(self.name(), &got, &expected.concat())?;
+            self.compare_attention(bench, kernels, lists, &expected)
+        })
     }
 
     /// The keys are keys and, as far as they go, values, of as many heads as a token has lists, two
@@ -245,14 +224,13 @@ impl Case {
         &self,
         bench: &Bench,
         kernels: &Kernels,
-        row: &mut Row,
         lists: DeviceLists,
         expected: &[Vec<u32>],
     ) -> Result<()> {
-        let (Shape { dim, tokens, .. }, n_lists, n_ctx) =
-            (self.shape, lists.lists, self.shape.n_ctx());
+        let (Shape { dim, tokens, .. }, n_lists) = (self.shape, lists.lists);
         let (n_head, v_dim) = (2 * n_lists, dim / 2);
-        let q = Random(7).floats(tokens * n_head * dim);
+        let q = bench.up(Random(7).floats(tokens * n_head * dim))?;
+        let mut out = bench.out(tokens * n_head * v_dim)?;
         let of_cpu = AttentionShape {
             n_head: 2,
             n_head_kv: 1,
@@ -265,17 +243,16 @@ impl Case {
             cap: None,
             bias: None,
         };
-        let mut wanted = vec![0.0; tokens * n_head * v_dim];
-        let heads = q.chunks_exact(2 * dim).zip(wanted.chunks_exact_mut(2 * v_dim));
+        let heads = q.chunks_exact(2 * dim).zip(out.host.chunks_exact_mut(2 * v_dim));
         for ((q, out), list) in heads.zip(expected) {
             let mut rows = RowBytes::default();
-            let rows = bench.cpu.gather_rows(self.rows(), list, &mut rows);
+            let rows = bench.cpu.gather_rows(self.keys.cpu(), list, &mut rows);
             let shape = AttentionShape { all: Some(list.len()), ..of_cpu };
             bench.cpu.attention(shape, q, rows, rows.narrow(v_dim), out);
         }
         // As many heads, which are alike.
-        let keys = bench.up(&self.keys.repeat(n_lists))?;
-        let rows = DeviceRows { heads: n_lists, ..self.device_rows(&keys) };
+        let keys = bench.up(self.keys.bytes.repeat(n_lists))?;
+        let rows = DeviceRows { heads: n_lists, ..self.keys.at(&keys.device) };
         let to = bench.empty(tokens * n_lists * lists.width * rows.row_bytes())?;
         // SAFETY: positions are below n_ctx, as was compared.
         let own = unsafe { kernels.index.gather(&bench.stream, rows, lists, tokens, to.all())? };
@@ -294,13 +271,11 @@ impl Case {
             prompt: true,
             lists: n_lists,
         };
-        let work = bench.empty(Attention::work_bytes(n_head, v_dim, n_ctx, 1))?;
-        let (q, out) = (bench.up_f32(&q)?, bench.empty(4 * wanted.len())?);
-        let (q, work) = (q.all(), work.all());
-        let v = own.narrow(v_dim);
-        let data = AttentionData { tokens, q, k: own, v, work, out: out.all(), records: None };
+        let work = bench.empty(Attention::work_bytes(n_head, v_dim, self.shape.n_ctx(), 1))?;
+        let (work, v) = (work.all(), own.narrow(v_dim));
+        let (q, to) = (q.gpu(), out.gpu());
+        let data = AttentionData { tokens, q, k: own, v, work, out: to, records: None };
         kernels.attention.launch(&bench.stream, &shape, data)?;
-        row.bits(format!("{}: attention", self.name()), &bench.down_f32(&out)?, &wanted);
-        Ok(())
+        bench.equal(format!("{}: attention", self.name()), &out)
     }
 }

@@ -2,8 +2,7 @@
 //! and for the host, copies beside kernels. The order of operations is that of decode
 //! (`forward::gpu::decode_pipeline`); a device that does not finish is told, not waited for.
 
-use super::bench::Bench;
-use super::report::{Report, Row};
+use super::Bench;
 use crate::Result;
 use crate::backend::gpu::norm::Norm;
 use crate::backend::gpu::{DeviceBuffer, Event, Graph, Pinned, PinnedKind, Stream};
@@ -13,28 +12,28 @@ const N: usize = 1024;
 /// Bytes that each stream of the link copies a round.
 const PIECE: usize = 1 << 20;
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let norm = Norm::load(&bench.gpu)?;
     let rounds = bench.rounds();
-    report.row("graphs", "", |row| graphs(bench, &norm, row, rounds));
-    report.row("streams", "", |row| streams(bench, &norm, row, rounds));
-    report.row("waits", "", |row| match &bench.gpu.info().no_waits {
+    bench.row("graphs", "", || graphs(bench, &norm, rounds));
+    bench.row("streams", "", || streams(bench, &norm, rounds));
+    bench.row("waits", "", || match &bench.gpu.info().no_waits {
         Some(why) => {
-            row.leave_out(why);
+            bench.leave_out(why);
             Ok(())
         }
-        None => waits(bench, &norm, row, rounds),
+        None => waits(bench, &norm, rounds),
     });
     Ok(())
 }
 
 /// f32 [N], all of one value
 fn filled(bench: &Bench, value: f32) -> Result<DeviceBuffer> {
-    bench.up_f32(&[value; N])
+    Ok(bench.up([value; N])?.device)
 }
 
 /// A graph of three additions, again and again.
-fn graphs(bench: &Bench, norm: &Norm, row: &mut Row, rounds: usize) -> Result<()> {
+fn graphs(bench: &Bench, norm: &Norm, rounds: usize) -> Result<()> {
     let (stream, sum, one) = (&bench.stream, filled(bench, 0.0)?, filled(bench, 1.0)?);
     let graph = add_graph(norm, stream, &sum, &one)?;
     for _ in 0..rounds {
@@ -42,8 +41,7 @@ fn graphs(bench: &Bench, norm: &Norm, row: &mut Row, rounds: usize) -> Result<()
         unsafe { stream.run(&graph)? };
     }
     stream.synchronize_watched()?;
-    row.bits(format!("{rounds} rounds"), &bench.down_f32(&sum)?, &[3.0 * rounds as f32; N]);
-    Ok(())
+    bench.equal_to(format!("{rounds} rounds"), &sum, &[3.0 * rounds as f32; N])
 }
 
 /// sum += 3 · one
@@ -56,8 +54,8 @@ fn add_graph(
     stream.capture(|| (0..3).try_for_each(|_| norm.add_scaled(stream, sum.all(), 1.0, one.all())))
 }
 
-/// One stream uploads what another adds up; each waits for the other, the host for neither.
-fn streams(bench: &Bench, norm: &Norm, row: &mut Row, rounds: usize) -> Result<()> {
+/// A stream uploads what another adds up; each waits for the other, the host for neither.
+fn streams(bench: &Bench, norm: &Norm, rounds: usize) -> Result<()> {
     let (up, compute) = (Stream::new(&bench.gpu)?, Stream::urgent(&bench.gpu)?);
     let (sum, part) = (filled(bench, 0.0)?, filled(bench, 0.0)?);
     let numbers = pinned_floats(bench, rounds)?;
@@ -70,8 +68,7 @@ fn streams(bench: &Bench, norm: &Norm, row: &mut Row, rounds: usize) -> Result<(
     }
     compute.synchronize_watched()?;
     let expected = (rounds * (rounds + 1) / 2) as f32;
-    row.bits(format!("{rounds} rounds"), &bench.down_f32(&sum)?, &[expected; N]);
-    Ok(())
+    bench.equal_to(format!("{rounds} rounds"), &sum, &[expected; N])
 }
 
 /// f32 [rounds, N]: the number of each round, from 1
@@ -88,7 +85,7 @@ fn pinned_floats(bench: &Bench, rounds: usize) -> Result<Pinned> {
 /// Rounds of a layer with misses: its graph; a wait for the host; what comes behind the wait, and
 /// the next graph; then what was missing, on another stream, which ends the wait. Two streams copy
 /// meanwhile, as the link does.
-fn waits(bench: &Bench, norm: &Norm, row: &mut Row, rounds: usize) -> Result<()> {
+fn waits(bench: &Bench, norm: &Norm, rounds: usize) -> Result<()> {
     let gpu = &bench.gpu;
     let (main, miss) = (Stream::urgent(gpu)?, Stream::urgent(gpu)?);
     let links = [Stream::new(gpu)?, Stream::new(gpu)?];
@@ -134,6 +131,5 @@ fn waits(bench: &Bench, norm: &Norm, row: &mut Row, rounds: usize) -> Result<()>
     done?;
     links.iter().try_for_each(Stream::synchronize)?;
     let expected = (6 * rounds + rounds * (rounds + 1) / 2) as f32;
-    row.bits(format!("{rounds} rounds"), &bench.down_f32(&sum)?, &[expected; N]);
-    Ok(())
+    bench.equal_to(format!("{rounds} rounds"), &sum, &[expected; N])
 }

@@ -1,6 +1,9 @@
 //! Compares every kernel of a device with its twin on the CPU, on seeded data, for `moeba
 //! selftest`. Each family of kernels has a file here and a line in [`FAMILIES`].
 //!
+//! A case is a shape and a seed. Its operands are [`Mirror`]s, values on the host and on the
+//! device: the twin changes the one half, the kernel the other, and [`Bench::equal`] compares them.
+//!
 //! The twins use this processor's vector code, which the project's tests compare with the scalar
 //! code, the specification, to the bit.
 
@@ -20,10 +23,10 @@ mod group;
 mod halves;
 mod heads;
 mod index;
-mod kda;
 mod latent;
 mod machinery;
 mod norm;
+mod operands;
 mod products;
 mod quantize;
 mod report;
@@ -39,10 +42,11 @@ pub use report::{Outcome, Report, Row};
 
 use crate::Result;
 use crate::backend::gpu::Device;
-use bench::Bench;
+use bench::{Bench, Mirror, try_map};
+use data::Random;
 
 /// The checks of one family; an error if its kernels cannot be loaded.
-type Family = fn(&Bench, &mut Report) -> Result<()>;
+type Family = fn(&Bench) -> Result<()>;
 
 const FAMILIES: &[(&str, Family)] = &[
     ("quantize", quantize::check),
@@ -62,7 +66,7 @@ const FAMILIES: &[(&str, Family)] = &[
     ("attention inputs", attention_inputs::check),
     ("conv", conv::check),
     ("delta", delta::check),
-    ("kda", kda::check),
+    ("kda", delta::check_kda),
     ("scan", scan::check),
     ("router", router::check),
     ("slots", slots::check),
@@ -75,15 +79,15 @@ const FAMILIES: &[(&str, Family)] = &[
 /// Checks of what a device does besides computing: graphs, streams that wait, copies beside
 /// kernels.
 pub fn machinery(device: &Device, extent: Extent) -> Result<Report> {
-    let mut report = Report::default();
-    machinery::check(&Bench::new(device, extent)?, &mut report)?;
-    Ok(report)
+    let bench = Bench::new(device, extent)?;
+    machinery::check(&bench)?;
+    Ok(bench.into_report())
 }
 
 /// The amount of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// One or two small shapes of each kernel: seconds on an emulated device.
+    /// Small shapes, one or two of each kernel: seconds on an emulated device.
     Quick,
     /// Also sizes that fill no block, warp or tile: for the project's own tests.
     Odd,
@@ -99,12 +103,11 @@ pub fn run(
     on_family: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Report> {
     let bench = Bench::new(device, extent)?;
-    let mut report = Report::default();
     for (name, family) in FAMILIES {
         on_family(name)?;
-        if let Err(error) = family(&bench, &mut report) {
-            report.failed(name, &error);
+        if let Err(error) = family(&bench) {
+            bench.failed(name, &error);
         }
     }
-    Ok(report)
+    Ok(bench.into_report())
 }

@@ -1,28 +1,28 @@
 //! Matrices times activations of few tokens and of many, in every type.
 
-use super::bench::Bench;
-use super::data::{Random, mix_in_any_bits, scales, weights};
-use super::report::{Report, Row};
+use super::data::{mix_in_any_bits, scales, weights};
+use super::operands::{Acts, Mat};
+use super::{Bench, Random};
 use crate::Result;
-use crate::backend::gpu::DeviceBuffer;
-use crate::backend::gpu::acts::{DeviceActs, records_of};
+use crate::backend::gpu::DeviceSlice;
+use crate::backend::gpu::acts::DeviceActs;
 use crate::backend::gpu::mat::{DeviceMat, all_types, types};
 use crate::backend::gpu::matmul::{Products, is_few};
 use crate::gguf::TensorType;
-use crate::simd::{ActView, Activations, MatRef, Scratch, act_kind};
+use crate::simd::{ActView, MatRef, Scratch, act_kind};
 
 /// Rows, columns, tokens.
 type Shape = [usize; 3];
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let products = Products::load(&bench.gpu, &all_types())?;
     for ty in types() {
         let check = Check { bench, products: &products, ty, many: false };
-        report.row("matvec", ty, |row| check.all(row));
+        bench.row("matvec", ty, || check.all());
     }
     for ty in types().filter(|ty| ty.block_len() > 1) {
         let check = Check { bench, products: &products, ty, many: true };
-        report.row("matmul", ty, |row| check.all(row));
+        bench.row("matmul", ty, || check.all());
     }
     Ok(())
 }
@@ -36,23 +36,22 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn all(&self, row: &mut Row) -> Result<()> {
+    fn all(&self) -> Result<()> {
         let block = self.ty.block_len().max(32);
-        let wide = |shapes: &[Shape]| -> Vec<Shape> {
-            shapes.iter().map(|[rows, blocks, tokens]| [*rows, blocks * block, *tokens]).collect()
-        };
-        let (small, large) = match self.many {
-            false => (wide(&[[5, 3, 1], [35, 1, 3]]), wide(&[[2048, 8, 1], [768, 17, 7]])),
+        let wide = |[rows, blocks, tokens]: Shape| [rows, blocks * block, tokens];
+        let shapes = match self.many {
+            false => {
+                let large = [[2048, 8, 1], [768, 17, 7]].map(wide);
+                self.bench.shapes(&[[5, 3, 1], [35, 1, 3]].map(wide), &self.odd_shapes(), &large)
+            }
             true => {
-                let large = wide(&[[65, 2, 35], [768, 8, 130], [256, 17, 64]]);
-                (wide(&[[33, 1, 9]]), large)
+                let large = [[65, 2, 35], [768, 8, 130], [256, 17, 64]].map(wide);
+                self.bench.shapes(&[[33, 1, 9]].map(wide), &self.odd_shapes(), &large)
             }
         };
-        for shape in self.bench.shapes(&small, &self.odd_shapes(), &large) {
-            self.product(row, shape)?;
-        }
-        self.views(row)?;
-        self.hard_scales(row)
+        shapes.into_iter().try_for_each(|shape| self.product(shape))?;
+        self.views()?;
+        self.hard_scales()
     }
 
     /// Units that make one, some and many rounds of a warp's groups, and no multiples of eight.
@@ -79,15 +78,28 @@ impl Check<'_> {
         &self,
         mat: DeviceMat,
         x: DeviceActs,
-        bias: Option<&DeviceBuffer>,
-        out: &DeviceBuffer,
+        bias: Option<DeviceSlice>,
+        out: DeviceSlice,
         stride: usize,
     ) -> Result<()> {
-        let (stream, bias) = (&self.bench.stream, bias.map(DeviceBuffer::all));
         match self.many {
-            true => self.products.matmul(stream, mat, x, bias, out.all(), stride),
-            false => self.products.product(stream, mat, x, bias, out.all(), stride),
+            true => self.products.matmul(&self.bench.stream, mat, x, bias, out, stride),
+            false => self.products.product(&self.bench.stream, mat, x, bias, out, stride),
         }
+    }
+
+    /// Rows of any bits, and any activations.
+    fn data(&self, [rows, cols, tokens]: Shape) -> Result<Data> {
+        let mut random = Random(rows as u64);
+        let mut bytes = weights(self.ty, rows, cols, &mut random);
+        mix_in_any_bits(self.ty, &mut bytes, &mut random);
+        self.data_of([rows, cols, tokens], &bytes, &random.floats(tokens * cols))
+    }
+
+    fn data_of(&self, shape: Shape, bytes: &[u8], x: &[f32]) -> Result<Data> {
+        let [rows, cols, _] = shape;
+        let mat = Mat::new(self.bench, self.ty, [rows, cols], bytes)?;
+        Ok(Data { shape, mat, x: Acts::new(self.bench, act_kind(self.ty), x, cols)? })
     }
 
     fn expected(&self, mat: MatRef, x: ActView) -> Vec<f32> {
@@ -96,89 +108,76 @@ impl Check<'_> {
         out
     }
 
-    fn product(&self, row: &mut Row, shape: Shape) -> Result<()> {
-        let data = Data::new(self, shape);
+    fn product(&self, shape: Shape) -> Result<()> {
+        let data = self.data(shape)?;
         let [rows, cols, tokens] = shape;
-        let expected = self.expected(data.mat(), data.acts.all());
         let name = format!("{rows}×{cols}×{tokens}");
-        self.compare(row, &name, &data, &expected)?;
-        if self.many { Ok(()) } else { self.added(row, &name, &data, &expected) }
+        let products = self.compare(&name, &data)?;
+        if !self.many && is_few(&data.mat.gpu(), tokens) {
+            self.added(&name, &data, &products)?;
+        }
+        Ok(())
     }
 
     /// The products and a bias, multiplied by a factor and added to what there is.
-    fn added(&self, row: &mut Row, name: &str, data: &Data, products: &[f32]) -> Result<()> {
+    fn added(&self, name: &str, data: &Data, products: &[f32]) -> Result<()> {
         const SCALE: f32 = 0.37;
-        let (bench, [rows, cols, tokens]) = (self.bench, data.shape);
-        let mut random = Random(3);
-        let (mut expected, bias) = (random.floats(rows * tokens), random.floats(rows));
-        let out = bench.up_f32(&expected)?;
-        for (x, product) in expected.chunks_mut(rows).zip(products.chunks(rows)) {
-            for ((x, product), bias) in x.iter_mut().zip(product).zip(&bias) {
-                *x = SCALE.mul_add(product + bias, *x);
-            }
+        let (bench, [rows, _, tokens]) = (self.bench, data.shape);
+        let [mut out, bias] = bench.seeded(3, [rows * tokens, rows])?;
+        let (mat, x, own) = (data.mat.gpu(), data.x.gpu(), Some(bias.gpu()));
+        self.products.add_product(&bench.stream, mat, x, own, SCALE, out.gpu())?;
+        for (i, x) in out.iter_mut().enumerate() {
+            *x = SCALE.mul_add(products[i] + bias[i % rows], *x);
         }
-        let (mat, records) = (bench.up(&data.bytes)?, bench.up(&records_of(data.acts.all()))?);
-        let mat = DeviceMat::dense(self.ty, mat.all(), rows, cols);
-        let x = DeviceActs::new(act_kind(self.ty), tokens, cols, records.all());
-        let bias = bench.up_f32(&bias)?;
-        if is_few(&mat, tokens) {
-            let (stream, bias) = (&bench.stream, Some(bias.all()));
-            self.products.add_product(stream, mat, x, bias, SCALE, out.all())?;
-            row.bits(format!("{name}, added"), &bench.down_f32(&out)?, &expected);
-        }
-        Ok(())
+        bench.equal(format!("{name}, added"), &out)
     }
 
-    fn compare(&self, row: &mut Row, name: &str, data: &Data, expected: &[f32]) -> Result<()> {
-        let bench = self.bench;
-        let [rows, cols, tokens] = data.shape;
-        let (mat, records) = (bench.up(&data.bytes)?, bench.up(&records_of(data.acts.all()))?);
-        let out = bench.empty(4 * rows * tokens)?;
-        let mat = DeviceMat::dense(self.ty, mat.all(), rows, cols);
-        let x = DeviceActs::new(act_kind(self.ty), tokens, cols, records.all());
-        self.launch(mat, x, None, &out, rows)?;
-        row.bits(name, &bench.down_f32(&out)?, expected);
-        Ok(())
+    /// Returns the products.
+    fn compare(&self, name: &str, data: &Data) -> Result<Vec<f32>> {
+        let rows = data.shape[0];
+        let expected = self.expected(data.mat.cpu(), data.x.cpu.all());
+        let out = self.bench.empty(4 * expected.len())?;
+        self.launch(data.mat.gpu(), data.x.gpu(), None, out.all(), rows)?;
+        self.bench.equal_to(name, &out, &expected)?;
+        Ok(expected)
     }
 
     /// Two tokens of five, a range of columns, rows with gaps, a bias, results with room between
     /// them.
-    fn views(&self, row: &mut Row) -> Result<()> {
+    fn views(&self) -> Result<()> {
         const STRIDE: usize = 7;
-        let (bench, block) = (self.bench, self.ty.block_len().max(32));
+        let (bench, ty, block) = (self.bench, self.ty, self.ty.block_len().max(32));
         let (rows, cols, range) = (5, 4 * block, block..4 * block);
-        let data = Data::new(self, [rows, cols, 5]);
-        let part = data.mat().column_range(range.clone());
-        let bias = Random(1).floats(rows);
-        let mut sums = self.expected(part, data.acts.view(2..4, range.clone()));
+        let data = self.data([rows, cols, 5])?;
+        let part = data.mat.cpu().column_range(range.clone());
+        let bias = bench.up(Random(1).floats(rows))?;
+        let mut sums = self.expected(part, data.x.cpu.view(2..4, range.clone()));
         let mut expected = vec![0.5; 2 * STRIDE];
         for (to, sums) in expected.chunks_mut(STRIDE).zip(sums.chunks_mut(rows)) {
             bench.cpu.kernels.add(sums, &bias);
             to[..rows].copy_from_slice(sums);
         }
-        let (whole, records) = (bench.up(&data.bytes)?, bench.up(&records_of(data.acts.all()))?);
-        let x = DeviceActs::new(act_kind(self.ty), 5, cols, records.all());
-        let x = x.token_range(2..4).column_range(range.clone());
+        let x = data.x.gpu().token_range(2..4).column_range(range.clone());
         let copy: Vec<u8> = (0..rows).flat_map(|r| part.row(r).to_vec()).collect();
-        let (copy, bias) = (bench.up(&copy)?, bench.up_f32(&bias)?);
-        let mut ways = vec![DeviceMat::dense(self.ty, copy.all(), rows, range.len())];
+        let copy = Mat::new(bench, ty, [rows, range.len()], &copy)?;
+        let mut ways = vec![copy.gpu()];
         if !self.many {
             // A range of columns starts where only its type's alignment is sure.
-            let stride = part.row_stride;
-            let from = whole.slice(stride - part.row_bytes()..data.bytes.len());
-            ways.push(DeviceMat::new(self.ty, from, rows, range.len(), stride));
+            let (stride, bytes) = (part.row_stride, &data.mat.bytes);
+            let from = bytes.device.slice(stride - part.row_bytes()..bytes.len());
+            ways.push(DeviceMat::new(ty, from, rows, range.len(), stride));
         }
         for mat in ways {
-            let out = bench.up_f32(&[0.5; 2 * STRIDE])?;
-            self.launch(mat, x, Some(&bias), &out, STRIDE)?;
+            let out = bench.up([0.5; 2 * STRIDE])?;
+            self.launch(mat, x, Some(bias.gpu()), out.gpu(), STRIDE)?;
             let name = format!("{rows}×{} of {cols}×2 of 5, a bias", range.len());
-            row.bits(name, &bench.down_f32(&out)?, &expected);
+            bench.equal_to(name, &out.device, &expected)?;
         }
         Ok(())
     }
 
     /// Scales and activations that are infinite or no numbers.
-    fn hard_scales(&self, row: &mut Row) -> Result<()> {
+    fn hard_scales(&self) -> Result<()> {
         let (ty, at) = (self.ty, scales(self.ty));
         if at.is_empty() {
             return Ok(());
@@ -194,41 +193,17 @@ impl Check<'_> {
         }
         let mut x = random.floats(tokens * cols);
         x[2 * cols + 5] = f32::NAN;
-        let data = Data::with(self, shape, bytes, &x);
-        let expected = self.expected(data.mat(), data.acts.all());
-        let is_hard = expected[2 * rows..].iter().all(|x| x.is_nan());
-        assert!(is_hard && expected.iter().any(|x| x.is_finite()), "{ty}: the data tests nothing");
-        self.compare(row, &format!("{rows}×{cols}×{tokens}, infinite scales"), &data, &expected)
+        let data = self.data_of(shape, &bytes, &x)?;
+        let products = self.compare(&format!("{rows}×{cols}×{tokens}, infinite scales"), &data)?;
+        let is_hard = products[2 * rows..].iter().all(|x| x.is_nan());
+        assert!(is_hard && products.iter().any(|x| x.is_finite()), "{ty}: the data tests nothing");
+        Ok(())
     }
 }
 
 /// A matrix, and activations as products read them.
 struct Data {
-    ty: TensorType,
     shape: Shape,
-    bytes: Vec<u8>,
-    acts: Activations,
-}
-
-impl Data {
-    fn new(check: &Check, shape: Shape) -> Data {
-        let [rows, cols, tokens] = shape;
-        let mut random = Random(rows as u64);
-        let mut bytes = weights(check.ty, rows, cols, &mut random);
-        mix_in_any_bits(check.ty, &mut bytes, &mut random);
-        let x = random.floats(tokens * cols);
-        Data::with(check, shape, bytes, &x)
-    }
-
-    fn with(check: &Check, shape: Shape, bytes: Vec<u8>, x: &[f32]) -> Data {
-        let [_, cols, tokens] = shape;
-        let mut acts = Activations::new();
-        acts.resize(act_kind(check.ty), tokens, cols);
-        acts.quantize_rows(check.bench.cpu.kernels, 0..tokens, x, cols);
-        Data { ty: check.ty, shape, bytes, acts }
-    }
-
-    fn mat(&self) -> MatRef<'_> {
-        MatRef::dense(self.ty, &self.bytes, self.shape[0], self.shape[1])
-    }
+    mat: Mat,
+    x: Acts,
 }

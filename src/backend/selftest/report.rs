@@ -1,8 +1,8 @@
 //! The comparisons and their results.
 
-use crate::{Error, Result};
+use crate::Result;
 
-/// One kernel and format.
+/// A kernel in one format.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub kernel: String,
@@ -49,19 +49,28 @@ impl Report {
         format: impl ToString,
         compare: impl FnOnce(&mut Row) -> Result<()>,
     ) {
+        self.begin(kernel, format);
+        let result = compare(self.open());
+        self.end(result);
+    }
+
+    pub(super) fn begin(&mut self, kernel: &str, format: impl ToString) {
         let (kernel, format) = (kernel.to_owned(), format.to_string());
-        let mut row = Row { kernel, format, shapes: Vec::new(), outcome: Outcome::Equal };
-        if let Err(error) = compare(&mut row) {
+        self.rows.push(Row { kernel, format, shapes: Vec::new(), outcome: Outcome::Equal });
+    }
+
+    /// The row that was begun last.
+    pub(super) fn open(&mut self) -> &mut Row {
+        self.rows.last_mut().expect("a row was begun")
+    }
+
+    pub(super) fn end(&mut self, result: Result<()>) {
+        let row = self.open();
+        if let Err(error) = result {
             row.outcome = Outcome::Failed(error.to_string());
         } else if row.shapes.is_empty() && row.outcome == Outcome::Equal {
             row.outcome = Outcome::Failed("nothing was compared".into());
         }
-        self.rows.push(row);
-    }
-
-    /// A family that could not be loaded.
-    pub fn failed(&mut self, family: &str, error: &Error) {
-        self.row(family, "", |_| Err(Error::Device(error.to_string())));
     }
 }
 
@@ -146,6 +155,7 @@ impl Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     fn outcome(compare: impl FnOnce(&mut Row)) -> Outcome {
         let mut report = Report::default();
@@ -193,7 +203,7 @@ mod tests {
         assert!(text(outcome(|_| ())).contains("nothing"));
         assert!(!Report::default().is_clean());
         let mut report = Report::default();
-        report.failed("norm", &Error::Device("lost".into()));
+        report.row("norm", "", |_| Err(Error::Device("lost".into())));
         assert_eq!(report.rows[0].outcome, Outcome::Failed("lost".into()));
     }
 }

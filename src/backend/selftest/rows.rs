@@ -1,14 +1,12 @@
 //! Copies of columns and element-wise operations.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::Report;
+use super::Bench;
 use crate::Result;
 use crate::backend::gpu::rows::{Columns, Rows};
-use crate::backend::gpu::{DeviceBuffer, Stream};
+use crate::backend::gpu::{DeviceSlice, Stream};
 
 /// Changes `x` on the device; `y` lies there, too.
-type Change = fn(&Rows, &Stream, &DeviceBuffer, &DeviceBuffer) -> Result<()>;
+type Change = fn(&Rows, &Stream, DeviceSlice, DeviceSlice) -> Result<()>;
 /// Changes `x` on the CPU.
 type Twin = fn(&Bench, &mut [f32], &[f32]);
 
@@ -19,39 +17,35 @@ const LIMIT: f32 = 0.6;
 const CHANGES: &[(&str, Change, Twin)] = &[
     (
         "mul_sigmoid",
-        |rows, on, x, y| rows.mul_sigmoid(on, x.all(), y.all()),
+        |rows, on, x, y| rows.mul_sigmoid(on, x, y),
         |bench, x, y| {
             let mut gates = y.to_vec();
             bench.cpu.kernels.sigmoid(&mut gates);
             x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
         },
     ),
-    (
-        "add_values",
-        |rows, on, x, y| rows.add(on, x.all(), y.all()),
-        |bench, x, y| bench.cpu.add(x, y),
-    ),
+    ("add_values", |rows, on, x, y| rows.add(on, x, y), |bench, x, y| bench.cpu.add(x, y)),
     (
         "scale_values",
-        |rows, on, x, _| rows.scale(on, x.all(), FACTOR),
+        |rows, on, x, _| rows.scale(on, x, FACTOR),
         |_, x, _| x.iter_mut().for_each(|x| *x *= FACTOR),
     ),
     (
         "divide_values",
-        |rows, on, x, _| rows.divide(on, x.all(), DIVISOR),
+        |rows, on, x, _| rows.divide(on, x, DIVISOR),
         |_, x, _| x.iter_mut().for_each(|x| *x /= DIVISOR),
     ),
     (
         "clamp_values",
-        |rows, on, x, _| rows.clamp(on, x.all(), LIMIT),
+        |rows, on, x, _| rows.clamp(on, x, LIMIT),
         |_, x, _| x.iter_mut().for_each(|x| *x = x.clamp(-LIMIT, LIMIT)),
     ),
     (
         "cap_values",
-        |rows, on, x, _| rows.soft_cap(on, x.all(), LIMIT),
+        |rows, on, x, _| rows.soft_cap(on, x, LIMIT),
         |bench, x, _| bench.cpu.kernels.soft_cap(x, LIMIT),
     ),
-    ("set_values", |rows, on, x, _| rows.set(on, x.all(), FACTOR), |_, x, _| x.fill(FACTOR)),
+    ("set_values", |rows, on, x, _| rows.set(on, x, FACTOR), |_, x, _| x.fill(FACTOR)),
 ];
 
 /// Rows and columns; then length of a row and first column, from and to. Parts of the middle, the
@@ -68,49 +62,36 @@ const COPIES: [[usize; 6]; 9] = [
     [512, 4096, 4099, 1, 4098, 2],
 ];
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let rows = Rows::load(&bench.gpu)?;
+pub fn check(bench: &Bench) -> Result<()> {
+    let (rows, stream) = (Rows::load(&bench.gpu)?, &bench.stream);
     for (name, change, twin) in CHANGES {
-        report.row(name, "f32", |row| {
-            for n in bench.shapes(&[1, 777], &[31, 256, 2048], &[1 << 20]) {
-                let mut random = Random(n as u64);
-                let (mut x, y) = (random.floats(n), random.floats(n));
-                let (x_up, y_up) = (bench.up_f32(&x)?, bench.up_f32(&y)?);
-                change(&rows, &bench.stream, &x_up, &y_up)?;
-                twin(bench, &mut x, &y);
-                row.bits(n, &bench.down_f32(&x_up)?, &x);
-            }
-            Ok(())
+        bench.each(name, "f32", bench.shapes(&[1, 777], &[31, 256, 2048], &[1 << 20]), |n| {
+            let [mut x, y] = bench.seeded(n, [n, n])?;
+            change(&rows, stream, x.gpu(), y.gpu())?;
+            twin(bench, &mut x, &y);
+            bench.equal(n, &x)
         });
     }
-    report.row("mul_rows", "f32", |row| {
-        for (n, cols) in bench.shapes(&[(1, 5), (7, 64)], &[(3, 333)], &[(512, 2048)]) {
-            let mut random = Random(cols as u64);
-            let (mut x, factors) = (random.floats(n * cols), random.floats(n));
-            let (x_up, factors_up) = (bench.up_f32(&x)?, bench.up_f32(&factors)?);
-            rows.mul_rows(&bench.stream, x_up.all(), factors_up.all())?;
-            for (row, factor) in x.chunks_exact_mut(cols).zip(&factors) {
-                row.iter_mut().for_each(|x| *x *= factor);
-            }
-            row.bits(format!("{n}×{cols}"), &bench.down_f32(&x_up)?, &x);
+    let shapes = bench.shapes(&[(1, 5), (7, 64)], &[(3, 333)], &[(512, 2048)]);
+    bench.each("mul_rows", "f32", shapes, |(n, cols)| {
+        let [mut x, factors] = bench.seeded(cols, [n * cols, n])?;
+        rows.mul_rows(stream, x.gpu(), factors.gpu())?;
+        for (row, factor) in x.chunks_exact_mut(cols).zip(factors.iter()) {
+            row.iter_mut().for_each(|x| *x *= factor);
         }
-        Ok(())
+        bench.equal(format!("{n}×{cols}"), &x)
     });
-    report.row("copy_columns", "f32", |row| {
-        for case in bench.shapes(&COPIES[..2], &COPIES[2..8], &COPIES[8..]) {
-            let [n, cols, from_stride, from_first, to_stride, to_first] = case;
-            let x = Random(n as u64).floats(n * from_stride);
-            let (from, to) = (bench.up_f32(&x)?, bench.up_f32(&vec![0.5; n * to_stride])?);
-            let from = Columns::new(from.all(), from_stride, from_first);
-            let out = Columns::new(to.all(), to_stride, to_first);
-            rows.copy_columns(&bench.stream, from, out, cols, n)?;
-            let mut expected = vec![0.5; n * to_stride];
-            for (to, from) in expected.chunks_mut(to_stride).zip(x.chunks(from_stride)) {
-                to[to_first..][..cols].copy_from_slice(&from[from_first..][..cols]);
-            }
-            row.bits(format!("{n}×{cols}"), &bench.down_f32(&to)?, &expected);
+    let copies = bench.shapes(&COPIES[..2], &COPIES[2..8], &COPIES[8..]);
+    bench.each("copy_columns", "f32", copies, |case| {
+        let [n, cols, from_stride, from_first, to_stride, to_first] = case;
+        let ([x], mut to) =
+            (bench.seeded(n, [n * from_stride])?, bench.up(vec![0.5; n * to_stride])?);
+        let from = Columns::new(x.gpu(), from_stride, from_first);
+        rows.copy_columns(stream, from, Columns::new(to.gpu(), to_stride, to_first), cols, n)?;
+        for (to, from) in to.chunks_mut(to_stride).zip(x.chunks(from_stride)) {
+            to[to_first..][..cols].copy_from_slice(&from[from_first..][..cols]);
         }
-        Ok(())
+        bench.equal(format!("{n}×{cols}"), &to)
     });
     Ok(())
 }

@@ -1,14 +1,12 @@
 //! The best of a vocabulary.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::{Bench, Random};
 use crate::Result;
 use crate::backend::gpu::sample::{Logits, NO_TOKEN, Sample, TOP_K_MAX, scratch_bytes};
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
+pub fn check(bench: &Bench) -> Result<()> {
     let sample = Sample::load(&bench.gpu)?;
-    report.row("top_k", "f32", |row| {
+    bench.row("top_k", "f32", || {
         // Rows, vocabulary, k.
         let odd = [
             [1, 1, 1],
@@ -22,47 +20,40 @@ pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
         let small = [[3, 7, 7], [2, 50, 1], [1, 2049, 20]];
         for [rows, n, k] in bench.shapes(&small, &odd, &large) {
             for (bad, divisor) in [(0, 1.0), (3, 1.0), (0, 3.0)] {
-                let logits = logits(rows * n, bad);
-                Case { logits: &logits, rows, k, divisor }.compare(bench, &sample, row)?;
+                compare(bench, &sample, &logits(rows * n, bad), [rows, k], divisor)?;
             }
         }
         // What differs before a division and not after it is in order of ids.
         let low = 1.9f32.next_up();
         let close = [0.5, low, low.next_up()];
         for divisor in [1.0, 1.9] {
-            Case { logits: &close, rows: 1, k: 3, divisor }.compare(bench, &sample, row)?;
+            compare(bench, &sample, &close, [1, 3], divisor)?;
         }
         // Fewer logits than are asked for.
         let few = [-1.0, f32::NEG_INFINITY, f32::NAN, -0.0, f32::INFINITY, 0.0];
-        Case { logits: &few, rows: 1, k: 8, divisor: 1.0 }.compare(bench, &sample, row)
+        compare(bench, &sample, &few, [1, 8], 1.0)
     });
     Ok(())
 }
 
-/// Rows of logits, and how many of each are chosen.
-struct Case<'a> {
-    logits: &'a [f32],
-    rows: usize,
-    k: usize,
+/// The `k` best of each of `rows` of logits.
+fn compare(
+    bench: &Bench,
+    sample: &Sample,
+    logits: &[f32],
+    [rows, k]: [usize; 2],
     divisor: f32,
-}
-
-impl Case<'_> {
-    fn compare(&self, bench: &Bench, sample: &Sample, row: &mut Row) -> Result<()> {
-        let Case { logits, rows, k, divisor } = *self;
-        let n = logits.len() / rows;
-        let expected = logits.chunks_exact(n).flat_map(|row| best_of(row, divisor, k));
-        let (values, ids): (Vec<f32>, Vec<u32>) = expected.unzip();
-        let (data, scratch) = (bench.up_f32(logits)?, scratch_bytes(n, rows, k));
-        let scratch = bench.empty(scratch)?;
-        let (values_up, ids_up) = (bench.empty(4 * rows * k)?, bench.empty(4 * rows * k)?);
-        let logits = Logits { data: data.all(), n_vocab: n, divisor, scratch: scratch.all() };
-        sample.top_k(&bench.stream, logits, k, values_up.all(), ids_up.all())?;
-        let shape = format!("{rows}×{k} of {n}");
-        row.bits(&shape, &bench.down_f32(&values_up)?, &values);
-        row.words(format!("{shape}: ids"), &bench.down_u32(&ids_up)?, &ids);
-        Ok(())
-    }
+) -> Result<()> {
+    let (n, x) = (logits.len() / rows, bench.up(logits.to_vec())?);
+    let scratch = bench.empty(scratch_bytes(n, rows, k))?;
+    let (mut values, mut ids) = (bench.out(rows * k)?, bench.out(rows * k)?);
+    let logits = Logits { data: x.gpu(), n_vocab: n, divisor, scratch: scratch.all() };
+    sample.top_k(&bench.stream, logits, k, values.gpu(), ids.gpu())?;
+    let best = x.chunks_exact(n).flat_map(|row| best_of(row, divisor, k));
+    (values.host, ids.host) = best.unzip();
+    let shape = format!("{rows}×{k} of {n}");
+    bench.equal(&shape, &values)?;
+    bench.equal(format!("{shape}: ids"), &ids)
 }
 
 /// With many ties; some are −∞, both zeros occur, and `bad` of 100 are NaN or +∞.

@@ -1,8 +1,6 @@
 //! Several residual streams a token.
 
-use super::bench::Bench;
-use super::data::Random;
-use super::report::{Report, Row};
+use super::{Bench, Random};
 use crate::Result;
 use crate::backend::gpu::norm::Norm;
 use crate::backend::gpu::streams::{DeviceMixing, GatedStreams, OutputWeights, Streams};
@@ -13,60 +11,36 @@ const EPS: f32 = 1e-6;
 /// Tokens, streams of a token, elements of a stream.
 type Shape = [usize; 3];
 
-pub fn check(bench: &Bench, report: &mut Report) -> Result<()> {
-    let streams = Streams::load(&bench.gpu)?;
-    let norm = Norm::load(&bench.gpu)?;
-    let shapes: Vec<Shape> =
-        bench.shapes(&[[1, 4, 64], [3, 2, 300]], &[[2, 8, 257], [5, 3, 8]], &[[1, 4, 7168]]);
-    report.row("join_streams", "f32", |row| {
-        shapes.iter().try_for_each(|shape| mixed(bench, &streams, *shape, row, Part::Join))
+pub fn check(bench: &Bench) -> Result<()> {
+    let (streams, norm) = (Streams::load(&bench.gpu)?, Norm::load(&bench.gpu)?);
+    let odd = [[2, 8, 257], [5, 3, 8]];
+    let shapes: Vec<Shape> = bench.shapes(&[[1, 4, 64], [3, 2, 300]], &odd, &[[1, 4, 7168]]);
+    bench.each("join_streams", "f32", &shapes, |s| mixed(bench, &streams, *s, Part::Join));
+    bench.each("feed_streams", "f32", &shapes, |s| mixed(bench, &streams, *s, Part::Feed));
+    bench.each("join_gated", "f32", &shapes, |s| gated(bench, &streams, &norm, *s));
+    bench.each("mean_silu", "f32", &shapes, |&[tokens, n, n_embd]| {
+        let [mut x] = bench.seeded(n_embd, [tokens * n_embd])?;
+        streams.mean_silu(&bench.stream, x.gpu(), n)?;
+        x.iter_mut().for_each(|x| *x /= n as f32);
+        let mut gate = x.to_vec();
+        bench.cpu.sigmoid_gated(&mut x, &mut gate);
+        bench.equal(x.len(), &x)
     });
-    report.row("feed_streams", "f32", |row| {
-        shapes.iter().try_for_each(|shape| mixed(bench, &streams, *shape, row, Part::Feed))
-    });
-    report.row("join_gated", "f32", |row| {
-        shapes.iter().try_for_each(|shape| gated(bench, &streams, &norm, *shape, row))
-    });
-    report.row("mean_silu", "f32", |row| {
-        for [tokens, n, n_embd] in shapes.iter().copied() {
-            let mut x = Random(n_embd as u64).floats(tokens * n_embd);
-            let x_up = bench.up_f32(&x)?;
-            streams.mean_silu(&bench.stream, x_up.all(), n)?;
-            x.iter_mut().for_each(|x| *x /= n as f32);
-            let mut gate = x.clone();
-            bench.cpu.sigmoid_gated(&mut x, &mut gate);
-            row.bits(x.len(), &bench.down_f32(&x_up)?, &x);
-        }
-        Ok(())
-    });
-    report.row("gate_ngrams", "f32", |row| {
-        shapes.iter().try_for_each(|shape| ngrams(bench, &streams, *shape, row))
-    });
-    report.row("recall_streams", "f32", |row| {
-        shapes.iter().try_for_each(|shape| recalled(bench, &streams, *shape, row))
-    });
+    bench.each("gate_ngrams", "f32", &shapes, |s| ngrams(bench, &streams, *s));
+    bench.each("recall_streams", "f32", &shapes, |s| recalled(bench, &streams, *s));
     Ok(())
 }
 
 /// N-grams' keys, queries and values.
-fn ngrams(
-    bench: &Bench,
-    streams: &Streams,
-    [tokens, n, n_embd]: Shape,
-    row: &mut Row,
-) -> Result<()> {
-    let mut random = Random(n_embd as u64);
-    let (mut key, mut query) = (random.floats(tokens * n * n_embd), random.floats(n_embd));
+fn ngrams(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape) -> Result<()> {
+    let len = tokens * n * n_embd;
+    let [mut key, query, value] = Random(n_embd as u64).vectors([len, len, tokens * n_embd]);
     // A product of 0.
     key[..n_embd].fill(0.0);
-    query.extend(random.floats(key.len() - n_embd));
-    let value = random.floats(tokens * n_embd);
-    let (key_up, query_up) = (bench.up_f32(&key)?, bench.up_f32(&query)?);
-    let (value_up, pair) = (bench.up_f32(&value)?, [key_up.all(), query_up.all()]);
-    streams.gate_ngrams(&bench.stream, [tokens, n], pair, value_up.all())?;
+    let (mut key, query, value) = (bench.up(key)?, bench.up(query)?, bench.up(value)?);
+    streams.gate_ngrams(&bench.stream, [tokens, n], [key.gpu(), query.gpu()], value.gpu())?;
     bench.cpu.gate_ngrams(tokens, &mut key, &query, &value);
-    row.bits(format!("{tokens} tokens, {n}×{n_embd}"), &bench.down_f32(&key_up)?, &key);
-    Ok(())
+    bench.equal(format!("{tokens} tokens, {n}×{n_embd}"), &key)
 }
 
 /// The half of a hyper-connection that is compared.
@@ -77,120 +51,84 @@ enum Part {
 }
 
 /// Hyper-connections of the head, of layers, and of layers that mix streams.
-fn mixed(
-    bench: &Bench,
-    streams: &Streams,
-    [tokens, n, n_embd]: Shape,
-    row: &mut Row,
-    part: Part,
-) -> Result<()> {
-    let mut random = Random((n * n_embd) as u64);
+fn mixed(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape, part: Part) -> Result<()> {
+    let (mut random, stream, magnitude) = (Random((n * n_embd) as u64), &bench.stream, 1.7);
+    let scales = bench.up([0.7f32, 1.3, 2.1])?;
     for (width, rounds) in [(n, 0), (2 * n, 0), ((2 + n) * n, 1), ((2 + n) * n, 20)] {
         let what = format!("{tokens} tokens, {n}×{n_embd}, {width} mixes, {rounds} rounds");
-        let (scales, bases) = ([0.7, 1.3, 2.1], random.floats(width));
-        let (all, y) = (random.floats(tokens * n * n_embd), random.floats(tokens * n_embd));
-        let mut weights = random.floats(tokens * width);
-        let [scales_up, bases_up] = [&scales[..], &bases].map(|values| bench.up_f32(values));
-        let (scales_up, bases_up) = (scales_up?, bases_up?);
-        let (all_up, y_up, mixes_up) =
-            (bench.up_f32(&all)?, bench.up_f32(&y)?, bench.up_f32(&weights)?);
-        let (weights_up, out_up) = (bench.empty(mixes_up.len())?, bench.empty(y_up.len())?);
-        let mixing = Mixing { n, scales: &scales, bases: &bases, eps: EPS, magnitude: 1.7, rounds };
-        let device = DeviceMixing {
-            n,
-            scales: scales_up.all(),
-            bases: bases_up.all(),
-            eps: EPS,
-            magnitude: 1.7,
-            rounds,
-        };
-        let mixes = [mixes_up.all(), weights_up.all()];
-        streams.join(&bench.stream, &device, all_up.all(), mixes, out_up.all())?;
+        let lengths = [width, tokens * n * n_embd, tokens * n_embd, tokens * width];
+        let [bases, mut all, y, mixes] = bench.floats(&mut random, lengths)?;
+        let (mut weights, mut out) = (bench.out(mixes.len())?, bench.out(y.len())?);
+        let mixing = Mixing { n, scales: &scales, bases: &bases, eps: EPS, magnitude, rounds };
+        let (scales, bases) = (scales.gpu(), bases.gpu());
+        let device = DeviceMixing { n, scales, bases, eps: EPS, magnitude, rounds };
+        streams.join(stream, &device, all.gpu(), [mixes.gpu(), weights.gpu()], out.gpu())?;
+        weights.copy_from_slice(&mixes);
         weights.chunks_exact_mut(width).for_each(|mixes| bench.cpu.stream_weights(&mixing, mixes));
         if part == Part::Join {
-            let mut out = vec![0.0; y.len()];
             bench.cpu.join_streams(&all, &weights, [n, width], &mut out);
-            row.bits(format!("{what}: weights"), &bench.down_f32(&weights_up)?, &weights);
-            row.bits(what, &bench.down_f32(&out_up)?, &out);
-        } else if width > n {
-            let output = OutputWeights { all: weights_up.all(), width, first: n };
-            streams.feed(&bench.stream, n, output, y_up.all(), all_up.all())?;
-            let mut all = all;
+            bench.equal(format!("{what}: weights"), &weights)?;
+            bench.equal(what, &out)?;
+            continue;
+        }
+        let first = if width > n { n } else { 0 };
+        let output = OutputWeights { all: weights.gpu(), width, first };
+        streams.feed(stream, n, output, y.gpu(), all.gpu())?;
+        if width > n {
             bench.cpu.feed_streams(&mixing, &weights, &y, &mut all);
-            row.bits(what, &bench.down_f32(&all_up)?, &all);
+            bench.equal(what, &all)?;
         } else {
-            let output = OutputWeights { all: weights_up.all(), width, first: 0 };
-            streams.feed(&bench.stream, n, output, y_up.all(), all_up.all())?;
-            let mut all = all;
             bench.cpu.add_to_streams(&weights, &y, &mut all);
-            row.bits(format!("{what}: added"), &bench.down_f32(&all_up)?, &all);
+            bench.equal(format!("{what}: added"), &all)?;
         }
     }
     Ok(())
 }
 
 /// Streams with gates of their elements.
-fn gated(
-    bench: &Bench,
-    streams: &Streams,
-    norm: &Norm,
-    [tokens, n, n_embd]: Shape,
-    row: &mut Row,
-) -> Result<()> {
-    let what = format!("{tokens} tokens, {n}×{n_embd}");
-    let mut random = Random(n_embd as u64);
-    let (mut normed, weight) = (random.floats(tokens * n * n_embd), random.floats(n * n_embd));
-    let (mut gates, mut mixes) = (random.floats(normed.len()), random.floats(tokens * n));
-    let (all_up, weight_up) = (bench.up_f32(&normed)?, bench.up_f32(&weight)?);
-    let (gates_up, mixes_up) = (bench.up_f32(&gates)?, bench.up_f32(&mixes)?);
-    let (normed_up, weights_up) = (bench.empty(all_up.len())?, bench.empty(mixes_up.len())?);
-    let out_up = bench.empty(4 * tokens * n_embd)?;
-    let (x, out) = (all_up.all(), normed_up.all());
-    norm.rms_norm_groups_into(&bench.stream, x, weight_up.all(), n, EPS, out)?;
+fn gated(bench: &Bench, streams: &Streams, norm: &Norm, [tokens, n, n_embd]: Shape) -> Result<()> {
+    let (what, stream) = (format!("{tokens} tokens, {n}×{n_embd}"), &bench.stream);
+    let len = tokens * n * n_embd;
+    let [x, weight, mut gates, mut mixes] =
+        bench.seeded(n_embd, [len, n * n_embd, len, tokens * n])?;
+    let (mut normed, mut out) = (bench.out(len)?, bench.out(tokens * n_embd)?);
+    let weights = bench.empty(4 * mixes.len())?;
+    norm.rms_norm_groups_into(stream, x.gpu(), weight.gpu(), n, EPS, normed.gpu())?;
+    normed.copy_from_slice(&x);
     bench.cpu.rms_norm_groups(&mut normed, &weight, n, EPS);
-    row.bits(format!("{what}: norms"), &bench.down_f32(&normed_up)?, &normed);
-    let (weights, sizes) = ([mixes_up.all(), weights_up.all()], [tokens, n]);
-    let plain = GatedStreams { streams: out, gates: None, weights: None };
-    let head = GatedStreams { gates: Some(gates_up.all()), ..plain };
-    let layer = GatedStreams { weights: Some(weights), ..head };
+    bench.equal(format!("{what}: norms"), &normed)?;
+    let (all_weights, sizes) = ([mixes.device.all(), weights.all()], [tokens, n]);
+    let plain = GatedStreams { streams: normed.device.all(), gates: None, weights: None };
+    let head = GatedStreams { gates: Some(gates.device.all()), ..plain };
+    let layer = GatedStreams { weights: Some(all_weights), ..head };
     let mean = vec![1.0 / n as f32; tokens * n];
-    let mut expected = vec![0.0; tokens * n_embd];
-    streams.join_gated(&bench.stream, sizes, &plain, out_up.all())?;
-    bench.cpu.join_streams(&normed, &mean, [n, n], &mut expected);
-    row.bits(format!("{what}: mean"), &bench.down_f32(&out_up)?, &expected);
-    streams.join_gated(&bench.stream, sizes, &layer, out_up.all())?;
-    bench.cpu.sigmoid_gated(&mut normed, &mut gates);
-    mixes.iter_mut().for_each(|x| *x /= n as f32);
-    bench.cpu.kernels.sigmoid(&mut mixes);
-    mixes.iter_mut().for_each(|x| *x *= 2.0);
-    bench.cpu.join_streams(&normed, &mean, [n, n], &mut expected);
-    row.bits(format!("{what}: weights"), &bench.down_f32(&weights_up)?, &mixes);
-    row.bits(what.clone(), &bench.down_f32(&out_up)?, &expected);
+    streams.join_gated(stream, sizes, &plain, out.gpu())?;
+    bench.cpu.join_streams(&normed.host, &mean, [n, n], &mut out);
+    bench.equal(format!("{what}: mean"), &out)?;
+    streams.join_gated(stream, sizes, &layer, out.gpu())?;
+    bench.cpu.sigmoid_gated(&mut normed.host, &mut gates.host);
+    mixes.host.iter_mut().for_each(|x| *x /= n as f32);
+    bench.cpu.kernels.sigmoid(&mut mixes.host);
+    mixes.host.iter_mut().for_each(|x| *x *= 2.0);
+    bench.cpu.join_streams(&normed.host, &mean, [n, n], &mut out);
+    bench.equal_to(format!("{what}: weights"), &weights, &mixes.host)?;
+    bench.equal(what.clone(), &out)?;
     // The head adds nothing.
-    streams.join_gated(&bench.stream, sizes, &head, out_up.all())?;
-    row.bits(format!("{what}, the head"), &bench.down_f32(&out_up)?, &expected);
-    Ok(())
+    streams.join_gated(stream, sizes, &head, out.gpu())?;
+    bench.equal(format!("{what}, the head"), &out)
 }
 
 /// The present stream and those that were left behind.
-fn recalled(
-    bench: &Bench,
-    streams: &Streams,
-    [tokens, n, n_embd]: Shape,
-    row: &mut Row,
-) -> Result<()> {
+fn recalled(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape) -> Result<()> {
     let mut random = Random(n_embd as u64);
     for n in [n, 8 * n] {
-        let (sources, weight) = (random.floats(n * tokens * n_embd), random.floats(n_embd));
-        let (sources_up, weight_up) = (bench.up_f32(&sources)?, bench.up_f32(&weight)?);
-        let (scores, out) = (bench.empty(4 * tokens * n)?, bench.empty(4 * tokens * n_embd)?);
-        let (from, score) = (sources_up.all(), weight_up.all());
-        streams.recall(&bench.stream, from, score, EPS, scores.all(), out.all())?;
+        let [sources, weight] = bench.floats(&mut random, [n * tokens * n_embd, n_embd])?;
+        let (scores, mut out) = (bench.empty(4 * tokens * n)?, bench.out(tokens * n_embd)?);
+        let (from, score) = (sources.gpu(), weight.gpu());
+        streams.recall(&bench.stream, from, score, EPS, scores.all(), out.gpu())?;
         let (kept, present) = sources.split_at((n - 1) * tokens * n_embd);
-        let mut expected = vec![0.0; tokens * n_embd];
-        bench.cpu.recall_streams(kept, present, &weight, EPS, &mut expected);
-        let what = format!("{tokens} tokens, {n} streams of {n_embd}");
-        row.bits(what, &bench.down_f32(&out)?, &expected);
+        bench.cpu.recall_streams(kept, present, &weight, EPS, &mut out);
+        bench.equal(format!("{tokens} tokens, {n} streams of {n_embd}"), &out)?;
     }
     Ok(())
 }

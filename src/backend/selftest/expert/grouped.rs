@@ -6,236 +6,224 @@ use super::layer::{Layer, N_EXPERTS, Tokens};
 use crate::Result;
 use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
-use crate::backend::gpu::expert::{ExpertShape, OrderedSum, Scaled};
+use crate::backend::gpu::expert::{OrderedSum, Scaled};
 use crate::backend::gpu::matmul::{GroupBias, Groups, TILE_TOKENS, tile_kind};
 use crate::backend::ops::tiles;
-use crate::backend::selftest::bench::Bench;
-use crate::backend::selftest::data::Random;
-use crate::backend::selftest::report::Row;
+use crate::backend::selftest::{Bench, Mirror, try_map};
 use crate::gguf::TensorType;
 use crate::simd::act_kind;
 
 const N_TOKENS: u32 = 40;
 
-/// A layer with biases. Expert 1 has more tokens than a tile has columns, expert 2 few.
-pub fn compare(bench: &Bench, kernels: &Kernels, row: &mut Row, layer: &Layer) -> Result<()> {
-    let chosen: Vec<u32> =
-        (0..N_TOKENS).flat_map(|t| [1, if t % 9 == 0 { 2 } else { 0 }]).collect();
-    let tokens = Tokens::new(bench, layer, &chosen);
-    let expected = layer.on_cpu(bench, &tokens);
-    let slots = layer.upload(bench)?;
-    let grouping = Grouping::new(bench, &layer.shape, &chosen, &slots)?;
-    let call = Call { bench, kernels, layer, tokens: &tokens, grouping: &grouping };
-    row.bits(layer.name(), &call.run()?, &expected);
-    Ok(())
+/// A layer with biases.
+pub fn compare(bench: &Bench, kernels: &Kernels, layer: &Layer) -> Result<()> {
+    let grouped = Grouped::new(bench, kernels, layer, N_TOKENS)?;
+    let expected = layer.on_cpu(bench, &grouped.tokens);
+    bench.equal_values(layer.name(), &grouped.run()?, &expected)
 }
 
 /// Pairs in the order of their experts.
-pub struct Grouping {
-    /// Pair → place among [tokens, ranks].
-    pub order: Vec<usize>,
+pub struct Grouped<'a> {
+    pub bench: &'a Bench,
+    pub kernels: &'a Kernels,
+    pub layer: &'a Layer,
+    pub tokens: Tokens,
+    pub n_pairs: usize,
+    /// A slot for each granule of each expert.
+    _slots: Vec<Vec<DeviceBuffer>>,
+    /// The slots' addresses: [experts, granules].
+    pub table: Mirror<u64>,
     /// Tiles of both kinds, with one in the middle that has no pairs.
-    tiles: [DeviceBuffer; 2],
-    /// u32 [pairs] and [tokens, k].
-    pub tokens: DeviceBuffer,
-    pub places: DeviceBuffer,
-    /// u64 [experts, granules]
-    pub table: DeviceBuffer,
-    n_granules: usize,
-    /// u32 [experts]: 0, 1, 2.
-    pub experts: DeviceBuffer,
+    tiles: [Mirror<u32>; 2],
+    /// [pairs] and [tokens, k].
+    token_of: Mirror<u32>,
+    places: Mirror<u32>,
+    /// 0, 1, 2.
+    experts: Mirror<u32>,
+    /// Biases of gate, up and down.
+    biases: [Mirror<f32>; 3],
 }
 
-impl Grouping {
+impl<'a> Grouped<'a> {
+    /// Expert 1 has all tokens, more than a tile has columns, expert 2 few.
     pub fn new(
-        bench: &Bench,
-        s: &ExpertShape,
-        chosen: &[u32],
-        slots: &[Vec<DeviceBuffer>],
-    ) -> Result<Self> {
+        bench: &'a Bench,
+        kernels: &'a Kernels,
+        layer: &'a Layer,
+        n_tokens: u32,
+    ) -> Result<Grouped<'a>> {
+        let chosen = (0..n_tokens).flat_map(|t| [1, if t % 9 == 0 { 2 } else { 0 }]);
+        let chosen: Vec<u32> = chosen.collect();
         let mut order: Vec<usize> = (0..chosen.len()).collect();
         order.sort_by_key(|i| chosen[*i]);
         let mut places = vec![0u32; chosen.len()];
         order.iter().enumerate().for_each(|(pair, i)| places[*i] = pair as u32);
-        let tokens: Vec<u32> = order.iter().map(|i| (i / s.k) as u32).collect();
+        let token_of: Vec<u32> = order.iter().map(|i| (i / layer.shape.k) as u32).collect();
         let below = |e: u32| chosen.iter().filter(|c| **c < e).count();
         let starts: Vec<usize> = (0..=N_EXPERTS as u32).map(below).collect();
-        let [wide, narrow] = TILE_TOKENS.map(|size| {
+        let tiles = try_map(TILE_TOKENS, |size| {
             let mut words = tiles(&starts, size, |_| true);
             words.splice(4..4, [0; 4]);
-            bench.up_u32(&words)
-        });
+            bench.up(words)
+        })?;
+        let slots = layer.upload(bench)?;
         let addresses = slots.iter().flatten().map(|slot| slot.all().address());
-        let addresses: Vec<u64> = addresses.collect();
-        let ids: Vec<u32> = (0..N_EXPERTS as u32).collect();
-        Ok(Grouping {
-            order,
-            tiles: [wide?, narrow?],
-            tokens: bench.up_u32(&tokens)?,
-            places: bench.up_u32(&places)?,
-            table: bench.up_u64(&addresses)?,
-            n_granules: s.n_granules(),
-            experts: bench.up_u32(&ids)?,
+        let biases = layer.biases.as_ref().expect("a layer with biases");
+        Ok(Grouped {
+            bench,
+            kernels,
+            layer,
+            tokens: Tokens::new(bench, layer, &chosen),
+            n_pairs: order.len(),
+            table: bench.up(addresses)?,
+            _slots: slots,
+            tiles,
+            token_of: bench.up(token_of)?,
+            places: bench.up(places)?,
+            experts: bench.up(0..N_EXPERTS as u32)?,
+            biases: try_map([&biases.gate, &biases.up, &biases.down], |x| bench.up(x.to_vec()))?,
         })
     }
 
     /// A matrix whose first granule is `granule`.
-    pub fn groups(&self, ty: TensorType, granule: usize, [rows, cols]: [usize; 2]) -> Groups<'_> {
+    fn groups(&self, ty: TensorType, granule: usize, [rows, cols]: [usize; 2]) -> Groups<'_> {
         Groups {
             ty,
             rows,
             cols,
             granule_rows: rows,
             n_items: N_EXPERTS,
-            n_pairs: self.order.len(),
-            matrices: self.table.slice(8 * granule..self.table.len()),
-            n_granules: self.n_granules,
+            n_pairs: self.n_pairs,
+            matrices: self.table.device.slice(8 * granule..8 * self.table.len()),
+            n_granules: self.layer.shape.n_granules(),
             matrix_at: 0,
-            tiles: Some(self.tiles[tile_kind(ty)].all()),
+            tiles: Some(self.tiles[tile_kind(ty)].gpu()),
             tokens: None,
             bias: None,
             accumulate: false,
         }
     }
-}
 
-pub struct Call<'a> {
-    pub bench: &'a Bench,
-    pub kernels: &'a Kernels,
-    pub layer: &'a Layer,
-    pub tokens: &'a Tokens,
-    pub grouping: &'a Grouping,
-}
+    /// All granules of gate and of up, with their biases.
+    pub fn gate_and_up(&self) -> [Groups<'_>; 2] {
+        let s = &self.layer.shape;
+        [(s.gate, s.gate_at, 0), (s.up, s.up_at, 1)].map(|(ty, matrix_at, i)| {
+            let (experts, values) = (Some(self.experts.gpu()), self.biases[i].gpu());
+            Groups {
+                matrix_at,
+                granule_rows: s.granule_rows,
+                tokens: Some(self.token_of.gpu()),
+                bias: Some(GroupBias { experts, values, stride: s.n_ff }),
+                ..self.groups(ty, 0, [s.n_ff, s.n_embd])
+            }
+        })
+    }
 
-impl Call<'_> {
-    fn run(&self) -> Result<Vec<f32>> {
-        self.sum(&self.down(&self.inner()?)?)
+    /// `cols` columns of down from a granule on, with its bias.
+    pub fn down_from(&self, granule: usize, cols: usize) -> Groups<'_> {
+        let s = &self.layer.shape;
+        let values = self.biases[2].gpu();
+        Groups {
+            matrix_at: s.down_at,
+            bias: Some(GroupBias { experts: None, values, stride: s.n_embd }),
+            ..self.groups(s.down, granule, [s.n_embd, cols])
+        }
+    }
+
+    /// Activated rows. The activation has a kernel of its own: it is computed on the CPU here.
+    pub fn activated(&self, sums: [&DeviceBuffer; 2]) -> Result<Mirror<f32>> {
+        let [gate, up] = try_map(sums, |sums| self.bench.down::<f32>(sums))?;
+        let mut inner = vec![0.0; gate.len()];
+        self.bench.cpu.kernels.swiglu(&gate, &up, &mut inner);
+        self.bench.up(inner)
     }
 
     /// The tokens' sums of what down gives: f32 [pairs, n_embd].
     pub fn sum(&self, partial: &DeviceBuffer) -> Result<Vec<f32>> {
-        let Call { bench, kernels, layer, tokens, grouping } = *self;
-        let s = &layer.shape;
-        let y = bench.up_f32(&vec![0.0; tokens.n * s.n_embd])?;
-        let weights = bench.up_f32(&tokens.weights)?;
+        let Grouped { bench, kernels, layer, tokens, .. } = self;
+        let y = bench.up(vec![0.0; tokens.n * layer.shape.n_embd])?;
+        let weights = bench.up(tokens.weights.to_vec())?;
         let sum = OrderedSum {
             n_tokens: tokens.n,
-            pairs: grouping.places.all(),
+            pairs: self.places.gpu(),
             is_grouped: true,
-            weights: weights.all(),
+            weights: weights.gpu(),
             partial: partial.all(),
-            y: y.all(),
+            y: y.gpu(),
             begins: false,
             residual: None,
         };
         // SAFETY: the places are those of the pairs.
-        unsafe { kernels.experts.ordered_sum(&bench.stream, s, sum)? };
-        bench.down_f32(&y)
+        unsafe { kernels.experts.ordered_sum(&bench.stream, &layer.shape, sum)? };
+        bench.down(&y.device)
     }
 
-    /// The activated rows of all pairs. The activation has a kernel of its own: it is computed on
-    /// the CPU here.
-    fn inner(&self) -> Result<Vec<f32>> {
-        let Call { bench, kernels, layer, tokens, grouping } = *self;
-        let (s, n_pairs) = (&layer.shape, grouping.order.len());
+    /// Down goes granule by granule; the first begins with the bias.
+    fn run(&self) -> Result<Vec<f32>> {
+        let Grouped { bench, kernels, layer, tokens, n_pairs, .. } = self;
+        let (s, n_pairs, stream) = (&layer.shape, *n_pairs, &bench.stream);
         let x = tokens.records(bench, s.up)?;
-        let x = DeviceActs::new(act_kind(s.up), tokens.n, s.n_embd, x.all());
-        let sums = [bench.empty(4 * n_pairs * s.n_ff)?, bench.empty(4 * n_pairs * s.n_ff)?];
-        let biases = layer.biases.as_ref().expect("a layer with biases");
-        let biases = [bench.up_f32(&biases.gate)?, bench.up_f32(&biases.up)?];
-        let mats = [(s.gate, s.gate_at), (s.up, s.up_at)];
-        for ((ty, matrix_at), (out, bias)) in mats.into_iter().zip(sums.iter().zip(&biases)) {
-            let (experts, values) = (grouping.experts.all(), bias.all());
-            let groups = Groups {
-                matrix_at,
-                granule_rows: s.granule_rows,
-                tokens: Some(grouping.tokens.all()),
-                bias: Some(GroupBias { experts: Some(experts), values, stride: s.n_ff }),
-                ..grouping.groups(ty, 0, [s.n_ff, s.n_embd])
-            };
+        let x = DeviceActs::new(act_kind(s.up), tokens.n, s.n_embd, x.gpu());
+        let sums = try_map([4 * n_pairs * s.n_ff; 2], |bytes| bench.empty(bytes))?;
+        for (groups, out) in self.gate_and_up().into_iter().zip(&sums) {
             // SAFETY: the tables are those of the slots, of pairs and of their tokens.
-            unsafe { kernels.products.grouped(&bench.stream, groups, x, out.all(), s.n_ff) }?;
+            unsafe { kernels.products.grouped(stream, groups, x, out.all(), s.n_ff) }?;
         }
-        let (gate, up) = (bench.down_f32(&sums[0])?, bench.down_f32(&sums[1])?);
-        let mut inner = vec![0.0; gate.len()];
-        bench.cpu.kernels.swiglu(&gate, &up, &mut inner);
-        Ok(inner)
-    }
-
-    /// down · inner of every pair, granule by granule; the first begins with the bias.
-    fn down(&self, inner: &[f32]) -> Result<DeviceBuffer> {
-        let Call { bench, kernels, layer, grouping, .. } = *self;
-        let (s, n_pairs, stream) = (&layer.shape, grouping.order.len(), &bench.stream);
+        let inner = self.activated(sums.each_ref())?;
         let kind = act_kind(s.down);
         let records = bench.empty(n_pairs * record_bytes(kind, s.n_ff))?;
         let acts = DeviceActs::new(kind, n_pairs, s.n_ff, records.all());
-        let inner = bench.up_f32(inner)?;
-        kernels.quantize.store(stream, inner.all(), s.n_ff, acts)?;
-        let bias = bench.up_f32(&layer.biases.as_ref().expect("a layer with biases").down)?;
+        kernels.quantize.store(stream, inner.gpu(), s.n_ff, acts)?;
         let partial = bench.empty(4 * n_pairs * s.n_embd)?;
         for g in 0..s.n_granules() {
-            let cols = layer.rows(g);
-            let bias = GroupBias { experts: None, values: bias.all(), stride: s.n_embd };
-            let groups = Groups {
-                matrix_at: s.down_at,
-                bias: (g == 0).then_some(bias),
-                accumulate: g > 0,
-                ..grouping.groups(s.down, g, [s.n_embd, cols.len()])
-            };
+            let (cols, accumulate) = (layer.rows(g), g > 0);
+            let groups = self.down_from(g, cols.len());
+            let groups = Groups { bias: groups.bias.filter(|_| g == 0), accumulate, ..groups };
             let acts = acts.column_range(cols);
             // SAFETY: the tables are those of the slots and of pairs.
             unsafe { kernels.products.grouped(stream, groups, acts, partial.all(), s.n_embd) }?;
         }
-        stream.synchronize()?;
-        Ok(partial)
+        self.sum(&partial)
     }
 }
 
 /// Products of three items, of which one was not multiplied, with factors and with or without
 /// biases; columns behind the granule's rows stay as they are.
-pub fn scale(bench: &Bench, kernels: &Kernels, row: &mut Row) -> Result<()> {
+pub fn scale(bench: &Bench, kernels: &Kernels) -> Result<()> {
     // The second of two granules.
-    let (starts, experts, here) = ([0u32, 3, 4, 9], [2u32, 0, 1], [0u64, 1, 1, 0, 0, 1]);
+    let (starts, experts) = (bench.up([0u32, 3, 4, 9])?, bench.up([2u32, 0, 1])?);
+    let granules = bench.up([0u64, 1, 1, 0, 0, 1])?;
     for (rows, stride) in [(1, 1), (40, 43), (300, 512)] {
-        let mut random = Random(rows as u64);
-        let [x, scales, bias] = [9 * stride, 3, 3 * stride].map(|n| random.floats(n));
-        let [scales_up, bias_up] = [&scales, &bias].map(|v| bench.up_f32(v));
-        let (scales_up, bias_up, granules) = (scales_up?, bias_up?, bench.up_u64(&here)?);
-        let (starts_up, experts_up) = (bench.up_u32(&starts)?, bench.up_u32(&experts)?);
+        let [x, scales, bias] = bench.seeded(rows, [9 * stride, 3, 3 * stride])?;
         for is_biased in [false, true] {
-            let x_up = bench.up_f32(&x)?;
+            let mut x = bench.up(x.to_vec())?;
             let scaled = Scaled {
-                x: x_up.all(),
+                x: x.gpu(),
                 stride,
                 rows,
                 n_items: 3,
                 n_pairs: 9,
-                granules: granules.slice(8..48),
+                granules: granules.device.slice(8..48),
                 n_granules: 2,
-                starts: Some(starts_up.all()),
-                experts: Some(experts_up.all()),
-                scales: scales_up.all(),
-                bias: is_biased.then(|| bias_up.all()),
+                starts: Some(starts.gpu()),
+                experts: Some(experts.gpu()),
+                scales: scales.gpu(),
+                bias: is_biased.then(|| bias.gpu()),
                 bias_stride: stride,
             };
             // SAFETY: the starts ascend to the number of pairs, and there are three experts.
             unsafe { kernels.experts.scale_pairs(&bench.stream, scaled)? };
-            let mut expected = x.clone();
-            for item in (0..3).filter(|item| here[2 * item + 1] != 0) {
+            for item in (0..3).filter(|item| granules[2 * item + 1] != 0) {
                 let expert = experts[item] as usize;
                 for pair in starts[item]..starts[item + 1] {
-                    let products = &mut expected[pair as usize * stride..][..rows];
+                    let products = &mut x[pair as usize * stride..][..rows];
                     products.iter_mut().for_each(|x| *x *= scales[expert]);
                     if is_biased {
                         bench.cpu.kernels.add(products, &bias[expert * stride..][..rows]);
                     }
                 }
             }
-            row.bits(
-                format!("{rows} of {stride}, {is_biased}"),
-                &bench.down_f32(&x_up)?,
-                &expected,
-            );
+            bench.equal(format!("{rows} of {stride}, {is_biased}"), &x)?;
         }
     }
     Ok(())

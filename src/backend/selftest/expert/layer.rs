@@ -7,8 +7,8 @@ use crate::backend::gpu::DeviceBuffer;
 use crate::backend::gpu::acts::records_of;
 use crate::backend::gpu::expert::ExpertShape;
 use crate::backend::ops::{Activation, Demand, ExpertBiases, ExpertForm, ExpertScales};
-use crate::backend::selftest::bench::Bench;
-use crate::backend::selftest::data::{Random, mix_in_any_bits, weights};
+use crate::backend::selftest::data::{mix_in_any_bits, weights};
+use crate::backend::selftest::{Bench, Mirror, Random};
 use crate::gguf::TensorType;
 use crate::simd::MatRef;
 use std::ops::Range;
@@ -183,20 +183,6 @@ impl Layer {
         let expert = |e| (0..s.n_granules()).map(|g| slot(e, g)).collect();
         (0..N_EXPERTS).map(expert).collect()
     }
-
-    /// Biases of gate (where there is one), up and down.
-    pub fn upload_biases(&self, bench: &Bench) -> Result<Option<[Option<DeviceBuffer>; 3]>> {
-        let Some(biases) = &self.biases else { return Ok(None) };
-        let up = |x: &Vec<f32>| (!x.is_empty()).then(|| bench.up_f32(x)).transpose();
-        Ok(Some([up(&biases.gate)?, up(&biases.up)?, up(&biases.down)?]))
-    }
-
-    /// Factors of gate (where there is one) and up.
-    pub fn upload_scales(&self, bench: &Bench) -> Result<Option<[Option<DeviceBuffer>; 2]>> {
-        let Some(scales) = &self.scales else { return Ok(None) };
-        let up = |x: &Vec<f32>| (!x.is_empty()).then(|| bench.up_f32(x)).transpose();
-        Ok(Some([up(&scales.gate)?, up(&scales.up)?]))
-    }
 }
 
 impl Tokens {
@@ -209,7 +195,7 @@ impl Tokens {
     }
 
     /// The tokens' activations as a matrix of this type reads them.
-    pub fn records(&self, bench: &Bench, ty: TensorType) -> Result<DeviceBuffer> {
-        bench.up(&records_of(self.x.view(ty)))
+    pub fn records(&self, bench: &Bench, ty: TensorType) -> Result<Mirror<u8>> {
+        bench.up(records_of(self.x.view(ty)))
     }
 }
