@@ -6,7 +6,7 @@ use std::sync::Arc;
 use common::stream::{Answer, expect_rest, tokens, wide};
 use common::{cards, convert_golden, repo};
 use moeba::engine::plan::ram::RamBudget;
-use moeba::engine::{Engine, EngineOptions, PeerCounters};
+use moeba::engine::{Engine, EngineOptions, PeerCounters, Pooling};
 use moeba::experts::disk::IoKind;
 
 use crate::support::{answer, expected, head, head_options, least, peer, wait_for};
@@ -22,8 +22,14 @@ fn golden() -> Vec<String> {
     names
 }
 
-/// Bits of the logits of a text; with an encoder, of a target behind a source.
+/// Bits of the logits of a text; with an encoder, of a target behind a source; of outputs where
+/// there are no logits.
 fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> Answer {
+    if engine.only_embeds() {
+        let outputs = engine.new_session().unwrap().embed(tokens, Pooling::None).unwrap();
+        let logits = outputs.values.iter().map(|x| x.to_bits()).collect();
+        return Answer { logits, experts: Vec::new() };
+    }
     if engine.encoder().is_none() {
         return answer(engine, tokens, 4).unwrap();
     }
