@@ -124,8 +124,8 @@ impl ExpertStore for RamTier {
         access: Access,
         acquisition: &mut Acquisition,
     ) {
-        if self.is_lockstep() {
-            // The layer prefetch has landed, and what got its slots when the last layer let go.
+        if self.is_lockstep() && access.has_prompt() {
+            // The layer prefetch has landed.
             self.wait_for_prefetches();
         }
         self.demand(layer, part, access, acquisition);
