@@ -91,7 +91,7 @@ pub struct RowStart {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
-    /// One number for all rows.
+    /// A number that all rows share.
     Same(f32),
     /// Another one for each row, of this standard deviation.
     Random(f32),

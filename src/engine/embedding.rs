@@ -162,8 +162,8 @@ impl Pooled {
 }
 
 impl Engine {
-    /// The pooling that the file says, or where it says nothing the last token's output, as it has
-    /// seen all others.
+    /// The pooling that the file names. Without a name: the mean where tokens see the whole text,
+    /// else the last token's output, which has seen all others.
     pub fn pooling(&self) -> Result<Pooling> {
         let key = self.model.descriptor.key("pooling_type");
         match self.gguf().u64(&key)? {
