@@ -177,11 +177,21 @@ impl<M: Mover> TierRuntime<M> {
     pub(super) fn wait_ready(&self, acquisition: &mut Acquisition) -> Result<bool> {
         acquisition.check_owner(self.owner());
         let cancel = acquisition.cancel.clone();
-        let result = self.tier().next_ready(acquisition, &|| {
-            // Loads that had no slots before may have been queued.
-            self.mover.wake();
-            cancel.is_cancelled()
-        });
+        let result = loop {
+            if self.lockstep {
+                self.wait_for_prefetches();
+            }
+            let result = self.tier().next_ready(acquisition, &|| {
+                // Loads that had no slots before may have been queued.
+                self.mover.wake();
+                self.lockstep || cancel.is_cancelled()
+            });
+            // In lockstep, all that can land lands before the tier is asked again: which granules
+            // are handed out together, and so leave together, must not depend on time.
+            if !(self.lockstep && result == Err(Stop::Interrupted) && !cancel.is_cancelled()) {
+                break result;
+            }
+        };
         self.mover.wake_if_startable();
         result.map_err(|stop| match stop {
             Stop::Failed(fault) => self.mover.load_error(fault),

@@ -162,6 +162,9 @@ impl Machine {
     pub fn next_ready(&mut self, work: &mut Acquisition) -> Option<u64> {
         let since = self.now;
         loop {
+            if self.mode == Mode::Lockstep {
+                self.complete_all();
+            }
             let progress = self.state.advance(work);
             self.start_reads();
             match progress {
