@@ -46,6 +46,7 @@ pub use placement::{Missing, Placement, PredictedLayer, Schedule, Timer, View};
 pub use prefetch_planner::PrefetchPlanner;
 pub use profile::{ModelKey, Profile};
 pub use random::{Random, mix};
+pub use registry::{Builder, EvictionEntry, Names, PredictorEntry, Trial, register};
 pub use running::{divide, is_asked, is_time_to_split};
 pub use scan_resistant::ScanResistant;
 pub use spec::{PlacementKind, Policy, PolicySpec, SplitKind};

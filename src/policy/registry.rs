@@ -1,11 +1,13 @@
 //! Names of predictors, evictions and policies, and how each is built. Baselines are listed here;
-//! each paper lists its own.
+//! each paper lists its own, and a program can [`register`] more.
 
-use super::papers::{finemoe, moe_infinity, moepic, prescope};
+use std::sync::{Mutex, PoisonError};
+
 use super::{
     AllNext, Auto, Candidate, Counts, Eviction, HotTable, Lcp, Lfu, Lru, NextLayer, NextToken,
-    PolicySpec, Predictor, Profile, Random, ScanResistant, Shape, TrajectoryPredictor,
+    PolicySpec, Predictor, Profile, Random, ScanResistant, Shape, TrajectoryPredictor, papers,
 };
+use crate::{Error, Result};
 
 /// The seed of random eviction: runs are repeatable.
 const RANDOM_SEED: u64 = 0x6d6f_6562_6121;
@@ -13,11 +15,25 @@ const RANDOM_SEED: u64 = 0x6d6f_6562_6121;
 /// The default policy's predictor.
 const TRAJECTORY: &str = "trajectory";
 
-/// The names that a paper, or the set of baselines, adds to `--policy`.
+/// The names that a paper, the set of baselines or a program adds to `--policy`.
 pub struct Names {
     pub predictors: &'static [PredictorEntry],
     pub evictions: &'static [EvictionEntry],
     pub policies: &'static [(&'static str, PolicySpec)],
+}
+
+impl Names {
+    fn predictors(&self) -> Vec<&'static str> {
+        self.predictors.iter().map(|entry| entry.name).collect()
+    }
+
+    fn evictions(&self) -> Vec<&'static str> {
+        self.evictions.iter().map(|entry| entry.name).collect()
+    }
+
+    fn policies(&self) -> Vec<&'static str> {
+        self.policies.iter().map(|(name, _)| *name).collect()
+    }
 }
 
 pub struct PredictorEntry {
@@ -54,7 +70,7 @@ impl Builder<'_> {
     pub fn restore<T>(
         &mut self,
         section: &str,
-        restore: impl FnOnce(&Shape, &[u8]) -> Result<T, String>,
+        restore: impl FnOnce(&Shape, &[u8]) -> std::result::Result<T, String>,
     ) -> Option<T> {
         let restored = restore(self.shape, self.profile.get(section)?);
         let refuse =
@@ -140,19 +156,57 @@ const BASELINES: Names = Names {
     ],
 };
 
-const ALL: [&Names; 5] =
-    [&BASELINES, &moe_infinity::NAMES, &finemoe::NAMES, &moepic::NAMES, &prescope::NAMES];
+/// What programs have added.
+static REGISTERED: Mutex<Vec<&'static Names>> = Mutex::new(Vec::new());
+
+/// Adds names that [`PolicySpec`] is parsed from and built of, beside moeba's own. Fails for a name
+/// that is taken or cannot stand in a policy's text, and for a policy with unknown parts; nothing
+/// is added then.
+pub fn register(names: &'static Names) -> Result<()> {
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = with(&registered);
+    known.push(names);
+    for of in [Names::predictors, Names::evictions, Names::policies] {
+        let n_of = |name| known.iter().flat_map(|names| of(names)).filter(|n| *n == name).count();
+        for name in of(names) {
+            if name.is_empty() || name.contains([',', '=']) || name.trim() != name {
+                return Err(Error::invalid(format!("a policy cannot be written with {name:?}")));
+            }
+            if n_of(name) > 1 {
+                return Err(Error::invalid(format!("policies: the name {name} is taken")));
+            }
+        }
+    }
+    let has =
+        |of: fn(&Names) -> Vec<&'static str>, name| known.iter().any(|k| of(k).contains(name));
+    for (name, spec) in names.policies {
+        if !has(Names::predictors, &spec.predictor) || !has(Names::evictions, &spec.eviction) {
+            return Err(Error::invalid(format!("the policy {name} has an unknown part: {spec}")));
+        }
+    }
+    registered.push(names);
+    Ok(())
+}
+
+/// moeba's names, and these.
+fn with(registered: &[&'static Names]) -> Vec<&'static Names> {
+    [&BASELINES].into_iter().chain(papers::NAMES).chain(registered.iter().copied()).collect()
+}
+
+fn all() -> Vec<&'static Names> {
+    with(&REGISTERED.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 pub fn predictors() -> impl Iterator<Item = &'static PredictorEntry> {
-    ALL.into_iter().flat_map(|names| names.predictors)
+    all().into_iter().flat_map(|names| names.predictors)
 }
 
 pub fn evictions() -> impl Iterator<Item = &'static EvictionEntry> {
-    ALL.into_iter().flat_map(|names| names.evictions)
+    all().into_iter().flat_map(|names| names.evictions)
 }
 
 pub fn policies() -> impl Iterator<Item = &'static (&'static str, PolicySpec)> {
-    ALL.into_iter().flat_map(|names| names.policies)
+    all().into_iter().flat_map(|names| names.policies)
 }
 
 #[cfg(test)]
@@ -169,6 +223,40 @@ mod tests {
         distinct(predictors().map(|entry| entry.name).collect());
         distinct(evictions().map(|entry| entry.name).collect());
         distinct(policies().map(|(name, _)| *name).collect());
+    }
+
+    #[test]
+    fn registered_names_are_new_and_complete() {
+        const fn lru_as(name: &'static str) -> EvictionEntry {
+            EvictionEntry { name, build: |b| Box::new(Lru::new(b.shape)) }
+        }
+        const NONE: Names = Names { predictors: &[], evictions: &[], policies: &[] };
+        const BAD: [(&Names, &str); 5] = [
+            (&Names { evictions: &[lru_as("lru")], ..NONE }, "lru is taken"),
+            (&Names { evictions: &[lru_as("a"), lru_as("a")], ..NONE }, "a is taken"),
+            (&Names { evictions: &[lru_as("a,b")], ..NONE }, "\"a,b\""),
+            (&Names { evictions: &[lru_as("")], ..NONE }, "\"\""),
+            (
+                &Names { policies: &[("half", PolicySpec::whole("none", "absent"))], ..NONE },
+                "predictor=none,eviction=absent",
+            ),
+        ];
+        for (names, why) in BAD {
+            let message = register(names).unwrap_err().to_string();
+            assert!(message.contains(why), "{message}");
+        }
+        assert!("eviction=a".parse::<PolicySpec>().is_err());
+        const NEW: &Names = &Names {
+            evictions: &[lru_as("registered")],
+            policies: &[("registered-too", PolicySpec::whole("none", "registered"))],
+            ..NONE
+        };
+        register(NEW).unwrap();
+        let spec: PolicySpec = "registered-too".parse().unwrap();
+        assert_eq!(spec, "predictor=none,eviction=registered".parse().unwrap());
+        let shape = Shape::of_model(vec![4], 1);
+        assert!(spec.build(&shape, &Profile::default()).predictor.is_none());
+        assert!(register(NEW).is_err());
     }
 
     #[test]

@@ -57,7 +57,8 @@ impl PolicySpec {
         registry::policies().map(|(name, _)| *name)
     }
 
-    pub(super) const fn whole(predictor: &'static str, eviction: &'static str) -> PolicySpec {
+    /// Whole experts, each layer placed by itself; the parts are names that are registered.
+    pub const fn whole(predictor: &'static str, eviction: &'static str) -> PolicySpec {
         let (split, placement) = (SplitKind::Whole, PlacementKind::Demand);
         PolicySpec { predictor, eviction, split, placement }
     }

@@ -115,28 +115,42 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// The options of a peer, which computes experts and no texts.
-    pub fn of_peer(address: Address, keys: Keys) -> ServerOptions {
+    /// The settings of `moeba serve` without flags, for this address.
+    pub fn new(address: Address) -> ServerOptions {
         ServerOptions {
             metrics: address.is_local(),
             address,
-            keys,
+            keys: Keys::default(),
             insecure: false,
             hosts: Vec::new(),
             origins: Vec::new(),
             names: Vec::new(),
             strict_model: false,
             allow_priority: false,
-            max_body: MAX_EXPERTS_BYTES,
+            max_body: 32 << 20,
             connections: ConnectionLimits::default(),
+            ping: Some(Duration::from_secs(15)),
+            grace: Duration::from_secs(30),
+            slots: true,
+            slot_save_path: None,
+            page: true,
+            only_experts: false,
+            api_prefix: String::new(),
+            log_requests: LogRequests::Line,
+        }
+    }
+
+    /// The options of a peer, which computes experts and no texts.
+    pub fn of_peer(address: Address, keys: Keys) -> ServerOptions {
+        ServerOptions {
+            keys,
+            max_body: MAX_EXPERTS_BYTES,
             ping: None,
             grace: Duration::ZERO,
             slots: false,
-            slot_save_path: None,
             page: false,
             only_experts: true,
-            api_prefix: String::new(),
-            log_requests: LogRequests::Line,
+            ..ServerOptions::new(address)
         }
     }
 }
@@ -155,6 +169,29 @@ pub struct Loaded {
     /// Whether texts of control tokens in messages become control tokens.
     pub trusts_content: bool,
     pub defaults: Defaults,
+}
+
+impl Loaded {
+    /// An engine with the chat template of its file, as many texts at a time as the engine was
+    /// loaded for sessions, and the settings that hold for requests without their own. Fails for a
+    /// template that cannot be read.
+    pub fn new(engine: Arc<Engine>) -> Result<Loaded> {
+        let options = engine.options().clone();
+        Ok(Loaded {
+            template: ChatTemplate::from_gguf(engine.gguf(), engine.tokenizer(), None)?,
+            scheduler: SchedulerOptions {
+                n_parallel: options.n_sessions,
+                page_bytes: engine.plan().page_bytes as usize,
+                ..SchedulerOptions::default()
+            },
+            engine,
+            options,
+            kv_folder: None,
+            variables: Map::new(),
+            trusts_content: false,
+            defaults: Defaults::default(),
+        })
+    }
 }
 
 /// Everything that requests share.

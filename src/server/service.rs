@@ -49,7 +49,7 @@ pub struct Service {
 }
 
 /// Settings that hold where a request has none.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Defaults {
     pub sampling: SamplerOptions,
     /// Tokens at most.

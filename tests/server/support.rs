@@ -8,13 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{moeba, repo};
-use moeba::chat::ChatTemplate;
-use moeba::engine::scheduler::SchedulerOptions;
-use moeba::engine::{Engine, EngineOptions, SpecMode};
-use moeba::server::{
-    Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, ServerOptions,
-};
-use serde_json::{Map, Value};
+use moeba::engine::{Engine, EngineOptions};
+use moeba::server::{Address, Loaded, LogRequests, ServerOptions};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// A server, until it is dropped.
@@ -28,52 +24,17 @@ pub struct Server {
 /// Settings of a server in this process, on a free port.
 pub fn options() -> ServerOptions {
     ServerOptions {
-        address: Address::new("127.0.0.1", 0),
-        keys: Keys::default(),
-        insecure: false,
-        hosts: Vec::new(),
-        origins: Vec::new(),
-        names: Vec::new(),
-        strict_model: false,
-        allow_priority: false,
         max_body: 1 << 20,
-        connections: ConnectionLimits::default(),
         ping: None,
         grace: Duration::ZERO,
-        metrics: true,
-        slots: true,
-        slot_save_path: None,
-        page: true,
-        only_experts: false,
-        api_prefix: String::new(),
         log_requests: LogRequests::None,
+        ..ServerOptions::new(Address::new("127.0.0.1", 0))
     }
 }
 
 /// A model for a server in this process, with as many texts at a time as sessions.
 pub fn loaded(engine: Arc<Engine>, options: EngineOptions) -> Loaded {
-    let template = ChatTemplate::from_gguf(engine.gguf(), engine.tokenizer(), None).unwrap();
-    let n_parallel = options.n_sessions;
-    Loaded {
-        engine,
-        options,
-        scheduler: SchedulerOptions { n_parallel, ..SchedulerOptions::default() },
-        kv_folder: None,
-        template,
-        variables: Map::new(),
-        trusts_content: false,
-        defaults: Defaults {
-            sampling: Default::default(),
-            n_predict: None,
-            context_shift: false,
-            reasoning_budget: None,
-            keeps_reasoning_in_content: false,
-            queue_time: None,
-            total_time: None,
-            spec: SpecMode::Off,
-            pooling: None,
-        },
-    }
+    Loaded { options, ..Loaded::new(engine).unwrap() }
 }
 
 /// The answer of a server in this process.
