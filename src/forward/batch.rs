@@ -135,7 +135,7 @@ impl Batch {
         self.ends[at..].iter_mut().for_each(|end| *end += tokens.len());
     }
 
-    /// [rows]
+    /// `[rows]`
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }

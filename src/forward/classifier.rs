@@ -5,7 +5,7 @@ use crate::model::weights::Linear;
 use crate::quant;
 
 impl Model {
-    /// The scores of a token's output, [labels]; several become probabilities.
+    /// The scores of a token's output, `[labels]`; several become probabilities.
     ///
     /// # Panics
     /// If the model has no head that ranks.

@@ -1,8 +1,8 @@
 //! Events for policies: what the layer loop publishes, and what it computes for that alone.
 
 use crate::backend::cpu::Cpu;
-use crate::backend::cpu::acts::Kinds;
-use crate::backend::ops::{NO_EXPERT, RouteRows};
+use crate::backend::cpu::acts::{ActSet, Kinds};
+use crate::backend::ops::{NO_EXPERT, Route, RouteRows};
 use crate::forward::batch::{Batch, Segment};
 use crate::forward::scratch::{Buffers, rows_of};
 use crate::model::Model;
@@ -16,6 +16,7 @@ use std::time::Instant;
 pub struct EventBuffers {
     embedding: Vec<f32>,              // [n_embd], the mean over a segment's rows
     ahead_h: Vec<f32>,                // [rows, n_embd]
+    ahead_acts: ActSet,               // the form of it that a router reads
     pub(super) ahead_probs: Vec<f32>, // [rows, experts of that layer]
     counts: Vec<u32>,                 // [experts]
     probs: Vec<f32>,                  // [experts], the mean over a segment's rows
@@ -25,6 +26,16 @@ pub struct EventBuffers {
     /// When the pass began.
     start: Option<Instant>,
     pub timing: Timing,
+}
+
+/// A layer's routing, with a row for each token of the batch.
+#[derive(Clone, Copy)]
+pub(super) struct Routing<'a> {
+    pub route: &'a Route,
+    /// The router's input.
+    pub h: &'a [f32],
+    /// The stream that it was made of.
+    pub x: &'a [f32],
 }
 
 /// Listeners to what a layer's router chose.
@@ -50,6 +61,14 @@ impl EventBuffers {
     }
 }
 
+impl Buffers {
+    /// The routing of the present layer, and the buffers for what is published of it.
+    pub(super) fn routing(&mut self) -> (Routing<'_>, &mut EventBuffers) {
+        let Buffers { x, h, ffn, events, .. } = self;
+        (Routing { route: &ffn.route, h, x }, events)
+    }
+}
+
 impl Model {
     /// The layer whose router a policy wants to see applied to layer `l`'s activation. Tokens of
     /// one stack do not go through the other's layers.
@@ -60,61 +79,86 @@ impl Model {
         (is_encoder(next) == is_encoder(l)).then_some(next)
     }
 
-    /// Tells policies that a pass begins. The embeddings are in `b.x`.
-    pub(super) fn publish_start(&self, batch: &Batch, b: &mut Buffers) {
-        b.events.timing = Timing::default();
-        b.events.start = Some(Instant::now());
-        b.events.wants = Wants::default();
+    /// Tells policies that a pass begins. `x` are the embeddings.
+    pub(super) fn publish_start(&self, batch: &Batch, x: &[f32], e: &mut EventBuffers) {
+        e.timing = Timing::default();
+        e.start = Some(Instant::now());
+        e.wants = Wants::default();
         if !self.hierarchy.has_policies() {
             return;
         }
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
-            let embedding = &mut b.events.embedding;
-            mean_of_rows(rows_of(&b.x, &rows, self.hyper.n_embd), self.hyper.n_embd, embedding);
+            let embedding = &mut e.embedding;
+            mean_of_rows(rows_of(x, &rows, self.hyper.n_embd), self.hyper.n_embd, embedding);
             self.hierarchy.publish(&Event::IterationStart { request, phase, embedding });
         }
-        b.events.wants = self.hierarchy.wants();
+        e.wants = self.hierarchy.wants();
     }
 
-    /// Tells policies what a layer's router chose for each segment. The routing is in `b.route`,
-    /// what the router saw in `b.h`, where that comes from in `b.x`.
-    pub(super) fn publish_routed(&self, cpu: &Cpu, batch: &Batch, b: &mut Buffers, l: usize) {
-        self.publish_choice(batch, b, l);
-        self.publish_look_ahead(cpu, batch, b, l);
+    /// Tells policies what the router of layer `l` chose for each segment.
+    pub(super) fn publish_routed(
+        &self,
+        cpu: &Cpu,
+        batch: &Batch,
+        l: usize,
+        (routing, e): (Routing<'_>, &mut EventBuffers),
+    ) {
+        self.publish_choice(batch, l, (routing, &mut *e));
+        self.publish_look_ahead(cpu, batch, l, (routing, e));
     }
 
     /// The first half of `publish_routed`: evictions hear of it, which takes next to no time, so
     /// that they know of it when the layer's demand makes them name victims.
-    pub(super) fn publish_choice(&self, batch: &Batch, b: &mut Buffers, l: usize) {
+    pub(super) fn publish_choice(
+        &self,
+        batch: &Batch,
+        l: usize,
+        (routing, e): (Routing<'_>, &mut EventBuffers),
+    ) {
         if self.has_router(l) && self.hierarchy.has_policies() {
-            self.publish_to(Audience::Evictions, batch, b, l);
+            self.publish_to(Audience::Evictions, batch, l, (routing, e));
         }
     }
 
     /// The second half: predictors hear of it, with what they see ahead, which is computed for them
     /// while the layer's loads are in flight.
-    pub(super) fn publish_look_ahead(&self, cpu: &Cpu, batch: &Batch, b: &mut Buffers, l: usize) {
+    pub(super) fn publish_look_ahead(
+        &self,
+        cpu: &Cpu,
+        batch: &Batch,
+        l: usize,
+        (routing, e): (Routing<'_>, &mut EventBuffers),
+    ) {
         if !self.has_router(l) || !self.hierarchy.has_policies() {
             return;
         }
         let decoded = batch.decode_rows();
-        let is_wanted = b.events.wants.ahead && !decoded.is_empty();
+        let is_wanted = e.wants.ahead && !decoded.is_empty();
         let ahead = is_wanted.then(|| self.look_ahead_layer(l, batch.n_rows())).flatten();
-        let ahead = ahead.filter(|next| self.look_ahead(cpu, b, *next, &decoded));
+        // A device's stream is here only if it is wanted.
+        let x = || rows_of(routing.x, &decoded, self.hyper.n_embd);
+        let ahead = ahead.filter(|next| self.look_ahead(cpu, *next, x(), e));
         ahead.iter().for_each(|_| self.hierarchy.count_look_ahead());
-        self.publish_to(Audience::Predictors { ahead }, batch, b, l);
+        self.publish_to(Audience::Predictors { ahead }, batch, l, (routing, e));
     }
 
-    fn publish_to(&self, audience: Audience, batch: &Batch, b: &mut Buffers, l: usize) {
+    fn publish_to(
+        &self,
+        audience: Audience,
+        batch: &Batch,
+        l: usize,
+        (routing, e): (Routing<'_>, &mut EventBuffers),
+    ) {
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
             let part = |rows| LayerRows { layer: l as u32, request, rows };
             match phase {
                 Phase::Decode => rows.for_each(|row| {
-                    let routed = self.routed_row(audience, b, &part(row..row + 1));
+                    let routed = self.routed_row(audience, &part(row..row + 1), routing, e);
                     self.tell(audience, &Event::Routed(routed));
                 }),
                 Phase::Prompt => {
-                    self.tell(audience, &Event::PromptRouted(prompt_routed(b, &part(rows))));
+                    let routed = prompt_routed(&part(rows), routing.route, e);
+                    self.tell(audience, &Event::PromptRouted(routed));
                 }
             }
         }
@@ -127,44 +171,49 @@ impl Model {
         }
     }
 
-    /// One row of decode. `b.events.ahead_probs` has the rows of decode, which are the first ones.
-    fn routed_row<'a>(&self, audience: Audience, b: &'a Buffers, row: &LayerRows) -> Routed<'a> {
+    /// One row of decode. `e.ahead_probs` has the rows of decode, which are the first ones.
+    fn routed_row<'a>(
+        &self,
+        audience: Audience,
+        row: &LayerRows,
+        routing: Routing<'a>,
+        e: &'a EventBuffers,
+    ) -> Routed<'a> {
         let LayerRows { layer, request, ref rows } = *row;
-        let RouteRows { chosen, probs, .. } = b.route.rows(rows);
+        let RouteRows { chosen, probs, .. } = routing.route.rows(rows);
         let routed = Routed { request, layer, chosen, probs, hidden: &[], ahead: None };
         let Audience::Predictors { ahead } = audience else { return routed };
         let ahead = ahead.map(|next| {
             let n_experts = self.hyper.routing.n_experts;
-            let probs = rows_of(&b.events.ahead_probs, rows, n_experts);
+            let probs = rows_of(&e.ahead_probs, rows, n_experts);
             LookAhead { layer: next as u32, probs }
         });
-        let hidden =
-            if b.events.wants.hidden { rows_of(&b.h, rows, self.hyper.n_embd) } else { &[] };
+        let hidden = if e.wants.hidden { rows_of(routing.h, rows, self.hyper.n_embd) } else { &[] };
         Routed { hidden, ahead, ..routed }
     }
 
-    /// Applies a later layer's router to the present activation of some rows (MoEpic, Eq. 3), into
-    /// `b.events.ahead_probs`; false if that layer has no router.
+    /// Applies a later layer's router to `x`, the present stream of some rows (MoEpic, Eq. 3), into
+    /// `e.ahead_probs`; false if that layer has no router.
     pub(super) fn look_ahead(
         &self,
         cpu: &Cpu,
-        b: &mut Buffers,
         layer: usize,
-        rows: &Range<usize>,
+        x: &[f32],
+        e: &mut EventBuffers,
     ) -> bool {
         let Some(ffn) = &self.weights.layers[layer].ffn else { return false };
         let Gate::Router(router) = &ffn.gate else { return false };
-        let (n, n_embd) = (rows.len(), self.hyper.n_embd);
-        let EventBuffers { ahead_h, ahead_probs, .. } = &mut b.events;
-        ahead_h.resize(n * n_embd, 0.0);
-        let x = rows_of(&b.x, rows, n_embd);
+        let n_embd = self.hyper.n_embd;
+        let n = x.len() / n_embd;
+        let EventBuffers { ahead_h, ahead_acts, ahead_probs, .. } = e;
+        ahead_h.resize(x.len(), 0.0);
         match (ffn.routes_stream, ffn.router_norm()) {
             (true, _) => ahead_h.copy_from_slice(x),
             (false, norm) => self.norm(cpu, norm.unwrap_or(&ffn.norm), x, ahead_h),
         }
         let logits = &router.logits;
-        b.ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), n, n_embd, ahead_h);
-        cpu.products([self.linear(logits, &b.ahead_acts, ahead_probs, n)]);
+        ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), n, n_embd, ahead_h);
+        cpu.products([self.linear(logits, ahead_acts, ahead_probs, n)]);
         for probs in ahead_probs.chunks_exact_mut(logits.weight.rows) {
             self.hyper.routing.choice.score.probabilities(cpu.kernels, probs);
             // A bias that chooses is part of the forecast.
@@ -177,12 +226,13 @@ impl Model {
     }
 
     /// Tells predictors what the layers' routers make of a state: that of a text's next token, in
-    /// `row` of `b.x`.
+    /// `row` of the stream.
     pub(crate) fn publish_next_token(&self, cpu: &Cpu, request: u32, row: usize, b: &mut Buffers) {
+        let (x, e) = (rows_of(&b.x, &(row..row + 1), self.hyper.n_embd), &mut b.events);
         let n_experts = self.hyper.routing.n_experts;
         for layer in self.hyper.decoder_layers() {
-            if self.has_router(layer) && self.look_ahead(cpu, b, layer, &(row..row + 1)) {
-                let probs = rows_of(&b.events.ahead_probs, &(0..1), n_experts);
+            if self.has_router(layer) && self.look_ahead(cpu, layer, x, e) {
+                let probs = rows_of(&e.ahead_probs, &(0..1), n_experts);
                 let ahead = LookAhead { layer: layer as u32, probs };
                 self.hierarchy.publish_to_predictors(&Event::NextToken { request, ahead });
             }
@@ -190,13 +240,13 @@ impl Model {
     }
 
     /// Tells policies that the pass has ended. A segment's part of its time is that of its rows.
-    pub(super) fn publish_end(&self, batch: &Batch, b: &mut Buffers) {
-        let Some(start) = b.events.start.take().filter(|_| self.hierarchy.has_policies()) else {
+    pub(super) fn publish_end(&self, batch: &Batch, e: &mut EventBuffers) {
+        let Some(start) = e.start.take().filter(|_| self.hierarchy.has_policies()) else {
             return;
         };
-        b.events.timing.wall_ns = nanos_since(start);
+        e.timing.wall_ns = nanos_since(start);
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
-            let timing = b.events.timing.part(rows.len(), batch.n_rows());
+            let timing = e.timing.part(rows.len(), batch.n_rows());
             self.hierarchy.publish(&Event::IterationEnd { request, phase, timing });
         }
     }
@@ -206,10 +256,13 @@ pub(super) fn nanos_since(start: Instant) -> u64 {
     start.elapsed().as_nanos() as u64
 }
 
-fn prompt_routed<'a>(b: &'a mut Buffers, rows: &LayerRows) -> PromptRouted<'a> {
-    let e = &mut b.events;
+fn prompt_routed<'a>(
+    rows: &LayerRows,
+    route: &'a Route,
+    e: &'a mut EventBuffers,
+) -> PromptRouted<'a> {
     let LayerRows { layer, request, ref rows } = *rows;
-    let route = b.route.rows(rows);
+    let route = route.rows(rows);
     let n_tokens = count(route, &mut e.counts);
     mean_of_rows(route.probs, route.n_experts, &mut e.probs);
     let (counts, probs, chosen) = (&e.counts[..], &e.probs[..], route.chosen);

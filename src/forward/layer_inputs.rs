@@ -1,9 +1,8 @@
 //! Inputs of each layer's own: see `model::weights::LayerInputs`.
 
-use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::geglu;
 use crate::forward::CpuPass;
-use crate::forward::scratch::Buffers;
 use crate::model::weights::InputPart;
 use crate::quant;
 use crate::simd::Floats;
@@ -17,6 +16,7 @@ pub struct InputBuffers {
     inner: Floats,      // as `gate`
     row: Vec<f32>,      // [n_layers, layer_input]
     by_layer: Vec<f32>, // [n_layers, rows, layer_input]
+    acts: ActSet,       // the input of one product after the other
 }
 
 impl InputBuffers {
@@ -32,13 +32,12 @@ impl InputBuffers {
 }
 
 impl CpuPass<'_, '_> {
-    /// Computes every layer's input from the rows' tokens and x, their embeddings.
-    pub(super) fn fill_layer_inputs(&self, b: &mut Buffers) {
+    /// x, the rows' embeddings, and their tokens → every layer's input
+    pub(super) fn fill_layer_inputs(&self, x: &[f32], inputs: &mut InputBuffers) {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let Some(w) = &model.weights.layer_inputs else { return };
-        let inputs = &mut b.inputs;
-        b.acts.fill(cpu, Kinds::of([w.projection.weight.ty]), n, model.hyper.n_embd, &b.x);
-        cpu.products([model.linear(&w.projection, &b.acts, &mut inputs.all, n)]);
+        inputs.acts.fill(cpu, Kinds::of([w.projection.weight.ty]), n, model.hyper.n_embd, x);
+        cpu.products([model.linear(&w.projection, &inputs.acts, &mut inputs.all, n)]);
         cpu.rms_norm_heads(&mut inputs.all, &w.norm, model.hyper.norm_eps);
         let table = w.token_embd.mat(&model.gguf);
         let factor = (model.hyper.layer_input as f32).sqrt();
@@ -53,21 +52,28 @@ impl CpuPass<'_, '_> {
     }
 
     /// x += norm(output · (gelu(gate · x) ⊙ input))
-    pub(super) fn add_layer_input(&self, b: &mut Buffers, l: usize, part: &InputPart) {
+    pub(super) fn add_layer_input(
+        &self,
+        l: usize,
+        part: &InputPart,
+        inputs: &mut InputBuffers,
+        y: &mut Floats,
+        h: &mut [f32],
+        x: &mut [f32],
+    ) {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let (width, n_embd) = (model.hyper.layer_input, model.hyper.n_embd);
-        let inputs = &mut b.inputs;
-        b.acts.fill(cpu, Kinds::of([part.gate.weight.ty]), n, n_embd, &b.x);
-        cpu.products([model.linear(&part.gate, &b.acts, &mut inputs.gate, n)]);
+        inputs.acts.fill(cpu, Kinds::of([part.gate.weight.ty]), n, n_embd, x);
+        cpu.products([model.linear(&part.gate, &inputs.acts, &mut inputs.gate, n)]);
         inputs.inner.resize(n * width);
         let all = inputs.all.chunks_exact(model.hyper.n_layers * width);
         let rows = inputs.gate.chunks_exact(width).zip(inputs.inner.chunks_exact_mut(width));
         for (own, (gate, inner)) in all.zip(rows) {
             geglu(cpu.kernels, gate, &own[l * width..][..width], inner);
         }
-        b.acts.fill(cpu, Kinds::of([part.output.weight.ty]), n, width, &inputs.inner);
-        cpu.products([model.linear(&part.output, &b.acts, &mut b.y, n)]);
-        model.norm(cpu, &part.norm, &b.y, &mut b.h);
-        cpu.add_scaled(&mut b.x, 1.0, &b.h);
+        inputs.acts.fill(cpu, Kinds::of([part.output.weight.ty]), n, width, &inputs.inner);
+        cpu.products([model.linear(&part.output, &inputs.acts, y, n)]);
+        model.norm(cpu, &part.norm, y, h);
+        cpu.add_scaled(x, 1.0, h);
     }
 }

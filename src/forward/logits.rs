@@ -1,9 +1,9 @@
 //! The output norm and the output head, for the rows that get logits.
 
-use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::linear::Product;
 use crate::forward::batch::LogitRow;
-use crate::forward::scratch::{Buffers, rows_of};
+use crate::forward::scratch::rows_of;
 use crate::forward::{CpuPass, Observer};
 use crate::model::Model;
 use crate::simd::Kernels;
@@ -22,46 +22,53 @@ pub enum Logits<'a> {
 }
 
 impl CpuPass<'_, '_> {
-    /// x → normalised outputs of the rows for which the observer wants them
-    pub(super) fn outputs(&mut self, b: &mut Buffers) {
+    /// x → normalised outputs h of the rows for which the observer wants them
+    pub(super) fn outputs(&mut self, x: &[f32], h: &mut [f32]) {
         let (model, n_embd) = (self.model, self.model.hyper.n_embd);
         for (rows, segment) in self.batch.segments() {
             let n = self.observer.n_outputs(segment.session).min(rows.len());
             if n > 0 {
                 let position = segment.past + rows.len() - n;
-                let h = &mut b.h[..n * n_embd];
-                let x = rows_of(&b.x, &(rows.end - n..rows.end), n_embd);
+                let h = &mut h[..n * n_embd];
+                let x = rows_of(x, &(rows.end - n..rows.end), n_embd);
                 model.norm(self.cpu, &model.weights.output_norm, x, h);
                 self.observer.outputs(segment.session, position, h);
             }
         }
     }
 
-    /// x → logits of `b.logit_rows`, to the observer
-    pub(super) fn logits(&mut self, b: &mut Buffers) {
+    /// x → logits of `rows`, to the observer
+    pub(super) fn logits(
+        &mut self,
+        rows: &[LogitRow],
+        x: &[f32],
+        h: &mut [f32],
+        acts: &mut ActSet,
+        logits: &mut Vec<f32>,
+    ) {
         let (model, cpu) = (self.model, self.cpu);
         let (head, n_embd) = (&model.weights.output, model.hyper.n_embd);
-        for wanted in b.logit_rows.chunks(LOGITS_ROWS) {
+        for wanted in rows.chunks(LOGITS_ROWS) {
             let n = wanted.len();
-            let h = &mut b.h[..n * n_embd];
+            let h = &mut h[..n * n_embd];
             let mut start = 0;
             for run in wanted.chunk_by(|a, b| a.row + 1 == b.row) {
                 let rows = run[0].row..run[0].row + run.len();
                 let out = &mut h[start * n_embd..][..run.len() * n_embd];
-                model.norm(cpu, &model.weights.output_norm, rows_of(&b.x, &rows, n_embd), out);
+                model.norm(cpu, &model.weights.output_norm, rows_of(x, &rows, n_embd), out);
                 start += run.len();
             }
-            b.acts.fill(cpu, Kinds::of([head.weight.ty]), n, n_embd, h);
+            acts.fill(cpu, Kinds::of([head.weight.ty]), n, n_embd, h);
             let (sessions, adapters) = (wanted.iter().map(|row| row.session), &model.adapters);
             let factors: Vec<f32> = match adapters {
                 None => Vec::new(),
                 Some(_) => sessions.flat_map(|s| self.batch.factors_of(s)).copied().collect(),
             };
-            let adapted = model.adapted(&head.weight, &b.acts, &factors);
-            let product = model.linear(head, &b.acts, &mut b.logits, n);
+            let adapted = model.adapted(&head.weight, acts, &factors);
+            let product = model.linear(head, acts, logits, n);
             cpu.products([Product { adapted, ..product }]);
-            model.finish_logits(cpu.kernels, &mut b.logits);
-            model.give_logits(&mut b.logits, wanted, self.observer);
+            model.finish_logits(cpu.kernels, logits);
+            model.give_logits(logits, wanted, self.observer);
         }
     }
 }

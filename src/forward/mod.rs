@@ -51,6 +51,7 @@ use crate::model::kv::KvCache;
 use crate::model::weights::{FfnWeights, Layer, Linear, Mixer, Norm, Part};
 use crate::simd::FloatBuffer;
 use crate::{model::descriptor, quant};
+use attention::RopeTables;
 use encoder_decoder::add_sinusoids;
 use std::time::Instant;
 
@@ -145,10 +146,10 @@ impl Model {
 
         // output norm, output head
         let start = Instant::now();
-        pass.outputs(b);
-        pass.logits(b);
+        pass.outputs(&b.x, &mut b.h);
+        pass.logits(&b.logit_rows, &b.x, &mut b.h, &mut b.ffn.acts, &mut b.logits);
         b.events.timing.head_ns = nanos_since(start);
-        self.publish_end(batch, b);
+        self.publish_end(batch, &mut b.events);
         Ok(())
     }
 }
@@ -159,11 +160,11 @@ impl CpuPass<'_, '_> {
         let (model, n) = (self.model, self.batch.n_rows());
         model.embed(self.batch.tokens(), &mut b.x);
         self.adapt_embeddings(&mut b.x);
-        self.start_stream(b);
-        self.fill_layer_inputs(b);
-        self.fill_positions(b);
-        model.publish_start(self.batch, b);
-        model.record_start(self.batch, b, self.observer);
+        self.start_stream(&mut b.x, &mut b.h);
+        self.fill_layer_inputs(&b.x, &mut b.inputs);
+        self.fill_positions(&mut b.mixer.ropes, &mut b.x);
+        model.publish_start(self.batch, &b.x, &mut b.events);
+        model.record_start(self.batch, &b.x, self.observer);
         b.h.resize(n * model.hyper.n_embd, 0.0);
         b.y.resize(n * model.hyper.n_embd);
         b.logit_rows.clear();
@@ -171,29 +172,29 @@ impl CpuPass<'_, '_> {
     }
 
     /// x = norm(x + kind), in a model that normalises embeddings
-    fn start_stream(&self, b: &mut Buffers) {
+    fn start_stream(&self, x: &mut Vec<f32>, h: &mut Vec<f32>) {
         let Some(start) = &self.model.weights.start else { return };
-        for x in b.x.chunks_exact_mut(self.model.hyper.n_embd) {
+        for x in x.chunks_exact_mut(self.model.hyper.n_embd) {
             start.kind.iter().for_each(|kind| self.cpu.kernels.add(x, kind));
         }
-        b.h.resize(b.x.len(), 0.0);
-        self.model.norm(self.cpu, &start.norm, &b.x, &mut b.h);
-        std::mem::swap(&mut b.x, &mut b.h);
+        h.resize(x.len(), 0.0);
+        self.model.norm(self.cpu, &start.norm, x, h);
+        std::mem::swap(x, h);
     }
 
     /// Angles of RoPE, or positions added to x.
-    fn fill_positions(&self, b: &mut Buffers) {
+    fn fill_positions(&self, ropes: &mut RopeTables, x: &mut [f32]) {
         let (model, n_embd) = (self.model, self.model.hyper.n_embd);
-        b.mixer.ropes.clear();
+        ropes.clear();
         for (rows, segment) in self.batch.segments() {
             match model.hyper.encoder.as_ref().map(|encoder| encoder.positions) {
                 None => {
                     let n_ctx = self.caches[segment.session].n_ctx();
-                    b.mixer.ropes.push(model, n_ctx, segment.past..segment.past + rows.len());
+                    ropes.push(model, n_ctx, segment.past..segment.past + rows.len());
                 }
                 Some(PositionParams::Relative { .. }) => {}
                 Some(PositionParams::Sinusoidal { first }) => {
-                    let x = scratch::rows_of_mut(&mut b.x, &rows, n_embd);
+                    let x = scratch::rows_of_mut(x, &rows, n_embd);
                     add_sinusoids(x, n_embd, first + segment.past);
                 }
             }
@@ -206,8 +207,8 @@ impl CpuPass<'_, '_> {
         let (layer, cpu, n) = (&model.weights.layers[l], self.cpu, self.batch.n_rows());
         // router, if it reads the stream
         if let Some(ffn) = layer.ffn.as_ref().filter(|ffn| ffn.routes_stream) {
-            b.acts.fill(cpu, Kinds::of(ffn.router_input()), n, model.hyper.n_embd, &b.x);
-            self.route(&ffn.gate, &b.acts, &mut b.route);
+            b.ffn.acts.fill(cpu, Kinds::of(ffn.router_input()), n, model.hyper.n_embd, &b.x);
+            self.route(&ffn.gate, &mut b.ffn);
         }
         // attention, residual
         self.mix(b, l, layer)?;
@@ -222,12 +223,12 @@ impl CpuPass<'_, '_> {
             self.feed_forward_part(b, l, ffn)?;
         }
         if let Some(part) = &layer.input {
-            self.add_layer_input(b, l, part);
+            self.add_layer_input(l, part, &mut b.inputs, &mut b.y, &mut b.h, &mut b.x);
         }
         if layer.scale != 1.0 {
             b.x.iter_mut().for_each(|x| *x *= layer.scale);
         }
-        self.end_streams(b, l);
+        self.end_streams(l, &mut b.streams, &mut b.x);
         Ok(())
     }
 
@@ -237,11 +238,11 @@ impl CpuPass<'_, '_> {
         if matches!(layer.mixer, Mixer::None) {
             return Ok(());
         }
-        self.begin_streams(b, l);
+        self.begin_streams(l, &b.x, &mut b.streams);
         if let Some(ngrams) = &layer.ngrams {
-            self.add_ngrams(l, ngrams, b);
+            self.add_ngrams(l, ngrams, &mut b.ngrams, &mut b.streams.all);
         }
-        self.read_streams(b, l, Part::Mixer);
+        self.read_streams(l, Part::Mixer, &mut b.streams, &mut b.x);
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
             Mixer::None => {}
@@ -260,7 +261,7 @@ impl CpuPass<'_, '_> {
         if layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before) {
             b.before.clone_from(&b.x);
         }
-        self.feed_streams(b, l, Part::Mixer, &layer.post_norm, 1.0);
+        self.feed_streams(l, Part::Mixer, [&mut b.y, &mut b.h], &mut b.streams, &mut b.x);
         Ok(())
     }
 
@@ -268,11 +269,11 @@ impl CpuPass<'_, '_> {
     fn feed_forward_part(&mut self, b: &mut Buffers, l: usize, ffn: &FfnWeights) -> Result<()> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let hyper = &model.hyper;
-        self.read_streams(b, l, Part::FeedForward);
+        self.read_streams(l, Part::FeedForward, &mut b.streams, &mut b.x);
         // dense branch, residual
         if let Some(branch) = &ffn.branch {
             model.norm(cpu, &branch.norm, &b.x, &mut b.h);
-            self.dense_branch(l, branch, b)?;
+            self.dense_branch(l, branch, &b.h, &mut b.ffn, &mut b.y)?;
             match &branch.post_norm {
                 None => cpu.add_scaled(&mut b.x, hyper.residual_scale, &b.y),
                 Some(norm) => {
@@ -285,20 +286,20 @@ impl CpuPass<'_, '_> {
         // norm, router
         if let Some(norm) = ffn.router_norm() {
             model.norm(cpu, norm, &b.x, &mut b.h);
-            b.acts.fill(cpu, Kinds::of(ffn.router_input()), n, hyper.n_embd, &b.h);
-            self.route(&ffn.gate, &b.acts, &mut b.route);
+            b.ffn.acts.fill(cpu, Kinds::of(ffn.router_input()), n, hyper.n_embd, &b.h);
+            self.route(&ffn.gate, &mut b.ffn);
         }
         let input = if ffn.sees_before { &b.before } else { &b.x };
         model.norm(cpu, &ffn.norm, input, &mut b.h);
         self.observer.rest()?;
-        b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
+        b.ffn.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
         if !ffn.routes_stream && ffn.router_norm().is_none() {
-            self.route(&ffn.gate, &b.acts, &mut b.route);
+            self.route(&ffn.gate, &mut b.ffn);
         }
-        model.record_routed(cpu, self.batch, b, l, self.observer);
+        model.record_routed(cpu, self.batch, l, b.routing(), self.observer);
 
         // routed experts and shared expert, residual
-        self.experts(l, ffn, b)?;
+        self.experts(l, ffn, [&b.x, &b.h], &mut b.ffn, &mut b.events, &mut b.y)?;
         if let Some(bias) = &ffn.sum_bias {
             b.y.chunks_exact_mut(bias.len()).for_each(|y| cpu.kernels.add(y, bias));
         }
@@ -307,7 +308,7 @@ impl CpuPass<'_, '_> {
             b.y.copy_from_slice(&b.h);
             cpu.add(&mut b.y, &b.branch);
         }
-        self.feed_streams(b, l, Part::FeedForward, &ffn.post_norm, ffn.scale);
+        self.feed_streams(l, Part::FeedForward, [&mut b.y, &mut b.h], &mut b.streams, &mut b.x);
         Ok(())
     }
 }
@@ -327,26 +328,33 @@ impl Model {
 
     /// x += norm(scale · y), or as the architecture adds; y and h are overwritten if there is a
     /// norm.
-    fn add_to_stream(&self, cpu: &Cpu, norm: &Option<Norm>, scale: f32, b: &mut Buffers) {
+    fn add_to_stream(
+        &self,
+        cpu: &Cpu,
+        norm: Option<&Norm>,
+        scale: f32,
+        [y, h]: [&mut [f32]; 2],
+        x: &mut [f32],
+    ) {
         let residual_scale = self.hyper.residual_scale;
         if self.descriptor.parts.residual == descriptor::Residual::Normed {
-            b.x.fill(0.0);
-            cpu.add_scaled(&mut b.x, residual_scale, &b.h);
-            return cpu.add(&mut b.x, &b.y);
+            x.fill(0.0);
+            cpu.add_scaled(x, residual_scale, h);
+            return cpu.add(x, y);
         }
         match norm {
             Some(norm) if self.descriptor.parts.residual == descriptor::Residual::Post => {
-                cpu.add(&mut b.x, &b.y);
-                self.norm(cpu, norm, &b.x, &mut b.h);
-                b.x.copy_from_slice(&b.h);
+                cpu.add(x, y);
+                self.norm(cpu, norm, x, h);
+                x.copy_from_slice(h);
             }
-            None => cpu.add_scaled(&mut b.x, scale * residual_scale, &b.y),
+            None => cpu.add_scaled(x, scale * residual_scale, y),
             Some(norm) => {
                 if scale != 1.0 {
-                    b.y.iter_mut().for_each(|y| *y *= scale);
+                    y.iter_mut().for_each(|y| *y *= scale);
                 }
-                self.norm(cpu, norm, &b.y, &mut b.h);
-                cpu.add_scaled(&mut b.x, residual_scale, &b.h);
+                self.norm(cpu, norm, y, h);
+                cpu.add_scaled(x, residual_scale, h);
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::backend::ops::{Demand, ExpertForm, ExpertShape, Route};
 use crate::cancel::Cancel;
 use crate::experts::peers::Remote;
 use crate::experts::{Access, Acquisition, ExpertStore, LayerPart, Resident, prefetch_pays};
-use crate::forward::events::nanos_since;
+use crate::forward::events::{EventBuffers, Routing, nanos_since};
 use crate::forward::{Batch, Buffers, CpuPass, parts};
 use crate::model::Model;
 use crate::model::weights::{DenseBranch, FfnWeights, Gate, OnlyScales, SharedExpert};
@@ -19,6 +19,8 @@ use std::time::Instant;
 /// Buffers of the feed-forward part.
 #[derive(Default)]
 pub struct FfnBuffers {
+    pub acts: ActSet, // [rows, n_embd], the input in the forms that router and experts read
+    pub route: Route,
     pub demand: Demand,
     pub order: Vec<u32>, // [experts of the demand that are computed here], as they are acquired
     pub remote: Remote,
@@ -31,6 +33,7 @@ pub struct FfnBuffers {
     only_work: Acquisition,
     pub only_gate: Vec<f32>, // [rows, experts a row]
     pub latent: Floats,      // [rows, width of narrow experts]
+    pub wide: Floats,        // [rows, n_embd], what narrow experts add
     weighed: Floats,         // [rows, experts a row, n_embd]
     pub groups: Vec<u32>,    // [rows, adjugate experts a row]
     pub granules: GranuleList,
@@ -66,9 +69,10 @@ fn emptied<'a>(mut list: Vec<GranuleMats>) -> Vec<GranuleMats<'a>> {
 }
 
 impl CpuPass<'_, '_> {
-    /// The router's choice for each row, by the forms of h that it reads.
-    pub(super) fn route(&self, gate: &Gate, acts: &ActSet, route: &mut Route) {
+    /// The forms of h that the router reads → its choice for each row
+    pub(super) fn route(&self, gate: &Gate, f: &mut FfnBuffers) {
         let (model, n) = (self.model, self.batch.n_rows());
+        let FfnBuffers { acts, route, .. } = f;
         let router = match gate {
             Gate::Router(router) => router,
             Gate::Dense(weight) => return route.dense(n, *weight),
@@ -93,96 +97,113 @@ impl CpuPass<'_, '_> {
         }
     }
 
-    /// y = shared expert + Σ weights · chosen experts
-    pub(super) fn experts(&mut self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
-        let result = self.acquire_and_compute(l, ffn, b);
+    /// y = shared expert + Σ weights · chosen experts, by the route and the input in `f`. Policies
+    /// hear of `x` and `h`, the stream and the router's input.
+    pub(super) fn experts(
+        &mut self,
+        l: usize,
+        ffn: &FfnWeights,
+        [x, h]: [&[f32]; 2],
+        f: &mut FfnBuffers,
+        e: &mut EventBuffers,
+        y: &mut Floats,
+    ) -> Result<()> {
+        let result = self.acquire_and_compute(l, ffn, [x, h], f, e, y);
         if matches!(ffn.gate, Gate::Router(_)) {
-            self.observer.experts(b.ffn.demand.experts.len());
+            self.observer.experts(f.demand.experts.len());
         }
-        self.model.experts_of(&ffn.gate).release(&mut b.ffn.work);
+        self.model.experts_of(&ffn.gate).release(&mut f.work);
         result
     }
 
-    fn acquire_and_compute(&mut self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+    fn acquire_and_compute(
+        &mut self,
+        l: usize,
+        ffn: &FfnWeights,
+        [x, h]: [&[f32]; 2],
+        f: &mut FfnBuffers,
+        e: &mut EventBuffers,
+        y: &mut Floats,
+    ) -> Result<()> {
         let (model, cpu) = (self.model, self.cpu);
         // demand: pins, and queues loads of what is missing
-        b.ffn.demand.group(&b.route.chosen, b.route.k, b.route.n_experts);
-        b.ffn.order.clone_from(&b.ffn.demand.experts);
-        if self.has_parts(ffn, &b.ffn.demand) {
+        f.demand.group(&f.route.chosen, f.route.k, f.route.n_experts);
+        f.order.clone_from(&f.demand.experts);
+        if self.has_parts(ffn, &f.demand) {
             // As the layer prefetch brings them.
-            b.ffn.order.sort_unstable();
+            f.order.sort_unstable();
         }
-        self.deal_to_peers(l, ffn, b);
-        let mut part = self.next_part(ffn, &b.ffn, 0);
-        model.publish_choice(self.batch, b, l);
-        self.acquire_part(l, ffn, &part, b);
+        self.deal_to_peers(l, ffn, f);
+        let mut part = self.next_part(ffn, f, 0);
+        model.publish_choice(self.batch, l, (Routing { route: &f.route, h, x }, &mut *e));
+        self.acquire_part(l, ffn, &part, f);
         let changes_input = ffn.weights_input || ffn.latent.is_some();
         if !changes_input {
-            self.send_to_peers(l, ffn, b);
+            self.send_to_peers(l, ffn, f);
         }
         // shared expert, a look ahead: dense work while loads are in flight
-        b.y.fill(0.0);
+        y.fill(0.0);
         if let Some(shared) = &ffn.shared {
-            self.shared_expert(l, shared, b)?;
+            self.shared_expert(l, shared, f, y)?;
         }
-        model.publish_look_ahead(cpu, self.batch, b, l);
+        model.publish_look_ahead(cpu, self.batch, l, (Routing { route: &f.route, h, x }, &mut *e));
         if ffn.weights_input {
-            self.weigh_input(ffn, b);
+            self.weigh_input(ffn, h, f);
         }
         if let Some(latent) = &ffn.latent {
-            self.narrow(latent, &ffn.expert, b);
+            self.narrow(latent, &ffn.expert, f);
         }
         if changes_input {
-            self.send_to_peers(l, ffn, b);
+            self.send_to_peers(l, ffn, f);
         }
-        let (n_pairs, width) = (b.ffn.demand.n_pairs(), ffn.expert.n_embd);
-        b.ffn.expert.begin(n_pairs, ffn.expert.n_ff, width, inner(&ffn.expert));
+        let (n_pairs, width) = (f.demand.n_pairs(), ffn.expert.n_embd);
+        f.expert.begin(n_pairs, ffn.expert.n_ff, width, inner(&ffn.expert));
         let adapted = self.adapted_experts(l, ffn);
         if let Some(adapted) = &adapted {
-            cpu.begin_low_rank(adapted, &b.ffn.demand, &b.acts, &mut b.ffn.expert);
+            cpu.begin_low_rank(adapted, &f.demand, &f.acts, &mut f.expert);
         }
-        self.compute_part(l, ffn, b)?;
-        while part.end < b.ffn.order.len() {
-            model.experts_of(&ffn.gate).release(&mut b.ffn.work);
+        self.compute_part(l, ffn, f, e)?;
+        while part.end < f.order.len() {
+            model.experts_of(&ffn.gate).release(&mut f.work);
             self.observer.rest()?;
-            part = self.next_part(ffn, &b.ffn, part.end);
-            self.acquire_part(l, ffn, &part, b);
-            self.compute_part(l, ffn, b)?;
+            part = self.next_part(ffn, f, part.end);
+            self.acquire_part(l, ffn, &part, f);
+            self.compute_part(l, ffn, f, e)?;
         }
-        self.take_from_peers(l, ffn, b)?;
+        self.take_from_peers(l, ffn, f, e)?;
         if let Some(adapted) = &adapted {
-            cpu.end_low_rank(&adapted.down, &mut b.ffn.expert);
+            cpu.end_low_rank(&adapted.down, &mut f.expert);
         }
         let of_layer = model.weights.experts_of(l, &ffn.gate);
-        model.sum_expert_inputs(l, of_layer, &b.ffn.demand, &b.acts, &b.ffn.expert);
+        model.sum_expert_inputs(l, of_layer, &f.demand, &f.acts, &f.expert);
         // ordered sum
         let start = Instant::now();
         match &ffn.latent {
-            None => cpu.ordered_sum(&b.ffn.demand, &b.route.weights, &b.ffn.expert, &mut b.y),
-            Some(latent) => self.widen(latent, b),
+            None => cpu.ordered_sum(&f.demand, &f.route.weights, &f.expert, y),
+            Some(latent) => self.widen(latent, f, y),
         }
         if let Some(adjugate) = &ffn.adjugate {
-            self.adjugate(l, adjugate, b)?;
+            self.adjugate(l, adjugate, f, y)?;
         }
-        b.events.timing.add_experts(nanos_since(start), 0);
+        e.timing.add_experts(nanos_since(start), 0);
         Ok(())
     }
 
     /// Makes the experts' inputs, a row a pair: h times the pair's weight, which becomes 1.
-    fn weigh_input(&self, ffn: &FfnWeights, b: &mut Buffers) {
-        let (k, n_embd) = (b.route.k, self.model.hyper.n_embd);
-        let rows = b.h.chunks_exact(n_embd).flat_map(|h| std::iter::repeat_n(h, k));
-        b.ffn.weighed.copy_from(rows);
-        let rows = b.ffn.weighed.chunks_exact_mut(n_embd).zip(&mut b.route.weights);
+    fn weigh_input(&self, ffn: &FfnWeights, h: &[f32], f: &mut FfnBuffers) {
+        let (k, n_embd) = (f.route.k, self.model.hyper.n_embd);
+        let rows = h.chunks_exact(n_embd).flat_map(|h| std::iter::repeat_n(h, k));
+        f.weighed.copy_from(rows);
+        let rows = f.weighed.chunks_exact_mut(n_embd).zip(&mut f.route.weights);
         for (row, weight) in rows {
             row.iter_mut().for_each(|x| *x *= *weight);
             *weight = 1.0;
         }
         if ffn.splits_input {
-            b.ffn.demand.split_inputs();
+            f.demand.split_inputs();
         }
-        let n = b.route.weights.len();
-        b.acts.fill(self.cpu, Kinds::of(ffn.expert.inputs()), n, n_embd, &b.ffn.weighed);
+        let n = f.route.weights.len();
+        f.acts.fill(self.cpu, Kinds::of(ffn.expert.inputs()), n, n_embd, &f.weighed);
     }
 
     /// Whether experts are acquired part by part. A prompt alone keeps the link busiest with all of
@@ -207,46 +228,57 @@ impl CpuPass<'_, '_> {
         l: usize,
         ffn: &FfnWeights,
         part: &Range<usize>,
-        b: &mut Buffers,
+        f: &mut FfnBuffers,
     ) {
-        let (store, order) = (self.model.experts_of(&ffn.gate), &b.ffn.order);
-        let access = access_of(self.batch, &b.ffn.demand, &order[part.clone()]);
+        let (store, order) = (self.model.experts_of(&ffn.gate), &f.order);
+        let access = access_of(self.batch, &f.demand, &order[part.clone()]);
         let part = LayerPart { experts: &order[part.clone()], later: &order[part.end..] };
-        store.acquire_part(l, part, access, &mut b.ffn.work);
+        store.acquire_part(l, part, access, &mut f.work);
         if access.has_prompt() && part.later.is_empty() {
-            self.model.prefetch_after(l, b.ffn.demand.experts.len());
+            self.model.prefetch_after(l, f.demand.experts.len());
         }
     }
 
     /// Granules of what is acquired: resident ones first, then as they land.
-    pub(super) fn compute_part(&self, l: usize, ffn: &FfnWeights, b: &mut Buffers) -> Result<()> {
+    pub(super) fn compute_part(
+        &self,
+        l: usize,
+        ffn: &FfnWeights,
+        f: &mut FfnBuffers,
+        e: &mut EventBuffers,
+    ) -> Result<()> {
         let (store, start) = (self.model.experts_of(&ffn.gate), Instant::now());
         let form = ExpertForm { adapted: self.adapted_experts(l, ffn), ..ffn.form() };
-        while store.next_ready(&mut b.ffn.work)? {
-            let f = &mut b.ffn;
+        while store.next_ready(&mut f.work)? {
             let mut list = f.granules.list();
             granules(store, &f.work, &f.demand, &ffn.expert, |_| true, &mut list);
-            self.cpu.expert_granules(&list, &f.demand, form, &b.acts, &mut f.expert);
+            self.cpu.expert_granules(&list, &f.demand, form, &f.acts, &mut f.expert);
             f.granules.recycle(list);
         }
-        b.events.timing.add_experts(nanos_since(start), b.ffn.work.stall_ns());
+        e.timing.add_experts(nanos_since(start), f.work.stall_ns());
         Ok(())
     }
 
     /// y += sigmoid(gate · h) · expert(h)
-    fn shared_expert(&self, l: usize, shared: &SharedExpert, b: &mut Buffers) -> Result<()> {
+    fn shared_expert(
+        &self,
+        l: usize,
+        shared: &SharedExpert,
+        f: &mut FfnBuffers,
+        y: &mut Floats,
+    ) -> Result<()> {
         let cpu = self.cpu;
-        b.ffn.only_gate.clear();
-        b.ffn.only_gate.resize(self.batch.n_rows(), 1.0);
+        f.only_gate.clear();
+        f.only_gate.resize(self.batch.n_rows(), 1.0);
         if let Some(gate) = &shared.gate {
             let mat = gate.mat(&self.model.gguf);
-            let adapted = self.adapted(gate, &b.acts);
-            self.model.sum_inputs(gate, &b.acts);
-            let (acts, out) = (b.acts.view(mat.ty), &mut b.ffn.only_gate[..]);
+            let adapted = self.adapted(gate, &f.acts);
+            self.model.sum_inputs(gate, &f.acts);
+            let (acts, out) = (f.acts.view(mat.ty), &mut f.only_gate[..]);
             cpu.products([Product { mat, acts, bias: None, scale: 1.0, out, adapted }]);
-            cpu.kernels.sigmoid(&mut b.ffn.only_gate);
+            cpu.kernels.sigmoid(&mut f.only_gate);
         }
-        self.only_expert(l, &self.model.shared, &shared.shape, &shared.scales, b)
+        self.only_expert(l, &self.model.shared, &shared.shape, &shared.scales, f, y)
     }
 
     /// y = expert(h)
@@ -254,14 +286,16 @@ impl CpuPass<'_, '_> {
         &self,
         l: usize,
         branch: &DenseBranch,
-        b: &mut Buffers,
+        h: &[f32],
+        f: &mut FfnBuffers,
+        y: &mut Floats,
     ) -> Result<()> {
         let (shape, n) = (&branch.shape, self.batch.n_rows());
-        b.acts.fill(self.cpu, Kinds::of(shape.inputs()), n, self.model.hyper.n_embd, &b.h);
-        b.ffn.only_gate.clear();
-        b.ffn.only_gate.resize(n, 1.0);
-        b.y.fill(0.0);
-        self.only_expert(l, &self.model.dense, shape, &branch.scales, b)
+        f.acts.fill(self.cpu, Kinds::of(shape.inputs()), n, self.model.hyper.n_embd, h);
+        f.only_gate.clear();
+        f.only_gate.resize(n, 1.0);
+        y.fill(0.0);
+        self.only_expert(l, &self.model.dense, shape, &branch.scales, f, y)
     }
 
     /// y += only_gate · expert, the one of layer `l` in `store`, to which every row goes.
@@ -271,15 +305,16 @@ impl CpuPass<'_, '_> {
         store: &Resident,
         shape: &ExpertShape,
         scales: &OnlyScales,
-        b: &mut Buffers,
+        f: &mut FfnBuffers,
+        y: &mut Floats,
     ) -> Result<()> {
-        b.ffn.only_demand.everyone(b.ffn.only_gate.len());
+        f.only_demand.everyone(f.only_gate.len());
         if scales.outer != 1.0 {
-            b.ffn.only_gate.iter_mut().for_each(|gate| *gate *= scales.outer);
+            f.only_gate.iter_mut().for_each(|gate| *gate *= scales.outer);
         }
         let adapted = self.adapted_of(store.layer(l).as_ref());
         let form = ExpertForm { scales: scales.inner.as_ref(), adapted, ..shape.form() };
-        self.resident_experts(l, store, shape, form, b)
+        self.resident_experts(l, store, shape, form, f, y)
     }
 
     /// y += Σ only_gate · experts of layer `l` in `store` that `only_demand` names.
@@ -289,26 +324,27 @@ impl CpuPass<'_, '_> {
         store: &Resident,
         shape: &ExpertShape,
         form: ExpertForm,
-        b: &mut Buffers,
+        f: &mut FfnBuffers,
+        y: &mut Floats,
     ) -> Result<()> {
-        let (f, cpu) = (&mut b.ffn, self.cpu);
+        let cpu = self.cpu;
         f.expert.begin(f.only_demand.n_pairs(), shape.n_ff, shape.n_embd, inner(shape));
         if let Some(adapted) = &form.adapted {
-            cpu.begin_low_rank(adapted, &f.only_demand, &b.acts, &mut f.expert);
+            cpu.begin_low_rank(adapted, &f.only_demand, &f.acts, &mut f.expert);
         }
         store.acquire(l, &f.only_demand.experts, Access::Decode, &mut f.only_work);
         while store.next_ready(&mut f.only_work)? {
             let mut list = f.granules.list();
             granules(store, &f.only_work, &f.only_demand, shape, |_| true, &mut list);
-            cpu.expert_granules(&list, &f.only_demand, form, &b.acts, &mut f.expert);
+            cpu.expert_granules(&list, &f.only_demand, form, &f.acts, &mut f.expert);
             f.granules.recycle(list);
         }
         if let Some(adapted) = &form.adapted {
             cpu.end_low_rank(&adapted.down, &mut f.expert);
         }
         let of_layer = store.layer(l);
-        self.model.sum_expert_inputs(l, of_layer.as_ref(), &f.only_demand, &b.acts, &f.expert);
-        cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, &mut b.y);
+        self.model.sum_expert_inputs(l, of_layer.as_ref(), &f.only_demand, &f.acts, &f.expert);
+        cpu.ordered_sum(&f.only_demand, &f.only_gate, &f.expert, y);
         store.release(&mut f.only_work);
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::policy::{Phase, Timing};
 pub struct NextTokenRows<'a> {
     /// The model's normalised outputs, [rows, n_embd].
     pub hidden: &'a [f32],
-    /// The tokens that follow, [rows].
+    /// The tokens that follow, `[rows]`.
     pub tokens: &'a [u32],
     /// The position of the first row in the text, and in the head's cache, which may begin later.
     pub position: usize,
@@ -44,8 +44,8 @@ impl NextTokenHead {
         let h = &mut b.h[..n_embd];
         model.norm(cpu, &model.weights.output_norm, last, h);
         let head = &model.weights.output;
-        b.acts.fill(cpu, Kinds::of([head.weight.ty]), 1, n_embd, h);
-        cpu.products([model.linear(head, &b.acts, &mut b.logits, 1)]);
+        b.ffn.acts.fill(cpu, Kinds::of([head.weight.ty]), 1, n_embd, h);
+        cpu.products([model.linear(head, &b.ffn.acts, &mut b.logits, 1)]);
         model.finish_logits(cpu.kernels, &mut b.logits);
         Ok(())
     }
@@ -76,8 +76,8 @@ impl NextTokenHead {
                 both[i * n_embd..][..n_embd].copy_from_slice(one);
             }
         }
-        b.acts.fill(cpu, Kinds::of([self.input.weight.ty]), n, 2 * n_embd, &b.before);
-        cpu.products([model.linear(&self.input, &b.acts, &mut b.y, n)]);
+        b.ffn.acts.fill(cpu, Kinds::of([self.input.weight.ty]), n, 2 * n_embd, &b.before);
+        cpu.products([model.linear(&self.input, &b.ffn.acts, &mut b.y, n)]);
         b.x.copy_from_slice(&b.y);
         b.mixer.ropes.clear();
         b.mixer.ropes.push(model, rows.n_ctx, rows.position..rows.position + n);
@@ -91,7 +91,7 @@ impl NextTokenHead {
 }
 
 impl Buffers {
-    /// The logits and the normalised output of the last row of [`NextTokenHead::forward`].
+    /// The logits and the normalised output of the last row of `NextTokenHead::forward`.
     pub fn next_token(&self, n_embd: usize) -> (&[f32], &[f32]) {
         (&self.logits, &self.h[..n_embd])
     }

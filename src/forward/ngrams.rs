@@ -4,7 +4,7 @@
 
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::forward::CpuPass;
-use crate::forward::scratch::{Buffers, rows_of, rows_of_mut};
+use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::Model;
 use crate::model::weights::NgramWeights;
 use crate::quant;
@@ -52,20 +52,25 @@ impl NgramBuffers {
 }
 
 impl CpuPass<'_, '_> {
-    /// Adds to the streams what the last tokens make, before layer `l`.
-    pub(super) fn add_ngrams(&mut self, l: usize, w: &NgramWeights, b: &mut Buffers) {
+    /// streams += what the last tokens make of them, before layer `l`
+    pub(super) fn add_ngrams(
+        &mut self,
+        l: usize,
+        w: &NgramWeights,
+        g: &mut NgramBuffers,
+        streams: &mut Floats,
+    ) {
         let (model, cpu, n_rows) = (self.model, self.cpu, self.batch.n_rows());
         let (eps, n_embd, channels) = (model.hyper.norm_eps, model.hyper.n_embd, w.params.channels);
         let n = channels / n_embd;
-        self.look_up(l, w, &mut b.ngrams);
-        let g = &mut b.ngrams;
+        self.look_up(l, w, g);
         let kinds = Kinds::of([&w.key, &w.value].map(|linear| linear.weight.ty));
         g.acts.fill(cpu, kinds, n_rows, n_embd, &g.embedded);
         cpu.products([
             model.linear(&w.key, &g.acts, &mut g.key, n_rows),
             model.linear(&w.value, &g.acts, &mut g.value, n_rows),
         ]);
-        g.query.copy_from(std::iter::once(&b.streams.all[..]));
+        g.query.copy_from(std::iter::once(&streams[..]));
         cpu.rms_norm_groups(&mut g.key, &w.key_norm, n, eps);
         cpu.rms_norm_groups(&mut g.query, &w.query_norm, n, eps);
         // gate · value, in the key's place
@@ -74,7 +79,7 @@ impl CpuPass<'_, '_> {
         cpu.rms_norm_groups(&mut g.normed, &w.conv_norm, n, eps);
         self.convolve(l, w, g);
         cpu.add(&mut g.key, &g.convolved);
-        cpu.add(&mut b.streams.all, &g.key);
+        cpu.add(streams, &g.key);
     }
 
     /// The table's rows of all tokens.

@@ -7,8 +7,9 @@ use crate::backend::ops::Demand;
 use crate::experts::peers::{Answered, Layer, Peers, Request};
 use crate::experts::peers::{Group, MAX_ANSWER_BYTES, ModelKey, Part, answer_bytes};
 use crate::experts::{Access, Acquisition};
+use crate::forward::CpuPass;
+use crate::forward::events::EventBuffers;
 use crate::forward::moe::{self, FfnBuffers};
-use crate::forward::{Buffers, CpuPass};
 use crate::model::Model;
 use crate::model::weights::{FfnWeights, Gate};
 use crate::policy::{Event, Phase, Routed};
@@ -20,10 +21,10 @@ impl CpuPass<'_, '_> {
         self.model.hierarchy.peers().filter(|_| is_routed)
     }
 
-    /// Leaves to peers what is theirs of the experts in `b.ffn.order`.
-    pub(super) fn deal_to_peers(&self, l: usize, ffn: &FfnWeights, b: &mut Buffers) {
+    /// Leaves to peers what is theirs of the experts in `f.order`.
+    pub(super) fn deal_to_peers(&self, l: usize, ffn: &FfnWeights, f: &mut FfnBuffers) {
         let Some(peers) = self.peers(ffn) else { return };
-        let FfnBuffers { demand, order, remote, n_own_misses, .. } = &mut b.ffn;
+        let FfnBuffers { demand, order, remote, n_own_misses, .. } = f;
         let host = self.model.hierarchy.host();
         let layer = Layer {
             index: l,
@@ -40,16 +41,16 @@ impl CpuPass<'_, '_> {
     }
 
     /// Sends peers the rows of their experts.
-    pub(super) fn send_to_peers(&self, l: usize, ffn: &FfnWeights, b: &mut Buffers) {
+    pub(super) fn send_to_peers(&self, l: usize, ffn: &FfnWeights, f: &mut FfnBuffers) {
         let Some(peers) = self.peers(ffn) else { return };
         let kinds = Kinds::of(ffn.expert.inputs());
-        let is_prompt = moe::access(self.batch, &b.ffn.demand) == Access::Prompt;
-        for i in 0..b.ffn.remote.parts().len() {
-            let FfnBuffers { demand, remote, packed, .. } = &mut b.ffn;
+        let is_prompt = moe::access(self.batch, &f.demand) == Access::Prompt;
+        for i in 0..f.remote.parts().len() {
+            let FfnBuffers { demand, remote, packed, acts, .. } = &mut *f;
             let part = &remote.parts()[i];
             let (groups, rows, sent) = grouped(part, demand);
             packed.clear();
-            sent.iter().for_each(|row| b.acts.pack(kinds, *row as usize, packed));
+            sent.iter().for_each(|row| acts.pack(kinds, *row as usize, packed));
             let request = Request {
                 key: peers.key(),
                 layer: l as u32,
@@ -69,12 +70,13 @@ impl CpuPass<'_, '_> {
         &self,
         l: usize,
         ffn: &FfnWeights,
-        b: &mut Buffers,
+        f: &mut FfnBuffers,
+        e: &mut EventBuffers,
     ) -> Result<()> {
         let Some(peers) = self.peers(ffn) else { return Ok(()) };
-        let stall_ns = b.ffn.work.stall_ns();
-        peers.observe_own(b.ffn.n_own_misses, stall_ns, self.batch.decode_rows().is_empty());
-        let FfnBuffers { demand, order, remote, expert: sums, work, .. } = &mut b.ffn;
+        let stall_ns = f.work.stall_ns();
+        peers.observe_own(f.n_own_misses, stall_ns, self.batch.decode_rows().is_empty());
+        let FfnBuffers { demand, order, remote, expert: sums, work, .. } = &mut *f;
         order.clear();
         while let Some(answered) = peers.next(remote, &work.cancel)? {
             match answered {
@@ -97,9 +99,9 @@ impl CpuPass<'_, '_> {
         }
         // In the order of the demand, in which those of decode come first.
         order.sort_unstable_by_key(|expert| demand.slot(*expert));
-        self.model.experts_of(&ffn.gate).release(&mut b.ffn.work);
-        self.acquire_part(l, ffn, &(0..b.ffn.order.len()), b);
-        self.compute_part(l, ffn, b)
+        self.model.experts_of(&ffn.gate).release(&mut f.work);
+        self.acquire_part(l, ffn, &(0..f.order.len()), f);
+        self.compute_part(l, ffn, f, e)
     }
 }
 
@@ -120,7 +122,7 @@ fn grouped(part: &Part, demand: &Demand) -> (Vec<Group>, Vec<u32>, Vec<u32>) {
 /// A peer's buffers, for one request at a time.
 #[derive(Default)]
 pub struct PeerBuffers {
-    all: Buffers,
+    ffn: FfnBuffers,
     /// The layer of the last request.
     last_layer: u32,
 }
@@ -137,9 +139,8 @@ impl Model {
         let ffn = self.asked_layer(key, request)?;
         self.publish_asked(request, b);
         let (n_rows, n_embd) = (request.n_rows, ffn.expert.n_embd);
-        let PeerBuffers { all: Buffers { acts, ffn: buffers, .. }, .. } = b;
+        let FfnBuffers { demand, order, work, expert: sums, granules, acts, .. } = &mut b.ffn;
         acts.unpack(Kinds::of(ffn.expert.inputs()), n_rows, n_embd, request.acts);
-        let FfnBuffers { demand, order, work, expert: sums, granules, .. } = buffers;
         let groups = request.groups.iter().map(|g| (g.expert, g.n_pairs as usize));
         demand.set(groups, &request.rows, self.hyper.routing.n_experts);
         order.clone_from(&demand.experts);

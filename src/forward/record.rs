@@ -3,7 +3,8 @@
 
 use crate::backend::cpu::Cpu;
 use crate::backend::ops::RouteRows;
-use crate::forward::scratch::{Buffers, rows_of};
+use crate::forward::events::{EventBuffers, Routing};
+use crate::forward::scratch::rows_of;
 use crate::forward::{Batch, Observer};
 use crate::model::Model;
 use crate::model::weights::Gate;
@@ -29,37 +30,37 @@ pub trait Recorder {
 }
 
 impl Model {
-    /// The embeddings are in `b.x`.
-    pub(super) fn record_start(&self, batch: &Batch, b: &Buffers, observer: &mut dyn Observer) {
+    /// Hands the embeddings `x` to recorders.
+    pub(super) fn record_start(&self, batch: &Batch, x: &[f32], observer: &mut dyn Observer) {
         for (rows, segment) in batch.segments() {
             if let Some(recorder) = observer.recorder(segment.session) {
-                let embeddings = rows_of(&b.x, &rows, self.hyper.n_embd);
+                let embeddings = rows_of(x, &rows, self.hyper.n_embd);
                 recorder.pass(&batch.tokens()[rows], embeddings);
             }
         }
     }
 
-    /// The layer's routing is in `b.route`, the router's input in `b.h`, the stream that this was
-    /// made of in `b.x`.
+    /// Hands the routing of layer `l` to recorders, and the later routers' that they ask for.
     pub(super) fn record_routed(
         &self,
         cpu: &Cpu,
         batch: &Batch,
-        b: &mut Buffers,
         l: usize,
+        (routing, e): (Routing<'_>, &mut EventBuffers),
         observer: &mut dyn Observer,
     ) {
         for (rows, segment) in batch.segments() {
             let Some(recorder) = observer.recorder(segment.session) else { continue };
-            let hidden = rows_of(&b.h, &rows, self.hyper.n_embd);
-            recorder.routed(l, b.route.rows(&rows), hidden);
+            let hidden = rows_of(routing.h, &rows, self.hyper.n_embd);
+            recorder.routed(l, routing.route.rows(&rows), hidden);
             if !self.has_router(l) || rows.len() > 1 {
                 continue;
             }
             for distance in 1..=recorder.n_ahead() {
                 let Some(target) = self.moe_layer_behind(l, distance) else { break };
-                if self.look_ahead(cpu, b, target, &rows) {
-                    recorder.ahead(l, distance, &b.events.ahead_probs);
+                let x = rows_of(routing.x, &rows, self.hyper.n_embd);
+                if self.look_ahead(cpu, target, x, e) {
+                    recorder.ahead(l, distance, &e.ahead_probs);
                 }
             }
         }

@@ -1,7 +1,5 @@
 //! Buffers of a forward pass; shapes stand beside the names.
 
-use crate::backend::cpu::acts::ActSet;
-use crate::backend::ops::Route;
 use crate::forward::attention::MixerBuffers;
 use crate::forward::batch::LogitRow;
 use crate::forward::events::EventBuffers;
@@ -34,10 +32,7 @@ pub struct Buffers {
     pub(super) ngrams: NgramBuffers,
     pub(super) inputs: InputBuffers,
     pub(super) mixer: MixerBuffers,
-    pub(super) acts: ActSet, // [rows, n_embd], h in the forms that experts read
-    pub(super) route: Route,
     pub(super) ffn: FfnBuffers,
-    pub(super) ahead_acts: ActSet,
     pub(super) events: EventBuffers,
     pub(super) logit_rows: Vec<LogitRow>,
     pub(super) logits: Vec<f32>, // [tokens, n_vocab]

@@ -2,8 +2,8 @@
 //! model of one stream it is the stream.
 
 use crate::backend::cpu::acts::{ActSet, Kinds};
-use crate::forward::{Buffers, CpuPass};
-use crate::model::weights::{Connection, GatedConnection, Norm, Part, Streams};
+use crate::forward::CpuPass;
+use crate::model::weights::{Connection, GatedConnection, Part, Streams};
 use crate::simd::Floats;
 
 #[derive(Default)]
@@ -19,37 +19,36 @@ pub struct StreamBuffers {
 }
 
 impl CpuPass<'_, '_> {
-    /// Makes several streams of x, before the first layer.
-    pub(super) fn begin_streams(&self, b: &mut Buffers, l: usize) {
+    /// x → all streams, before the first layer
+    pub(super) fn begin_streams(&self, l: usize, x: &[f32], s: &mut StreamBuffers) {
         let hyper = &self.model.hyper;
         let own = &self.model.weights.layers[l].streams[Part::Mixer as usize];
         let is_first = l == hyper.decoder_layers().start;
         let is_many = matches!(own, Streams::Hyper(_) | Streams::Gated(_));
         if let Some(params) = hyper.streams.filter(|_| is_first && is_many) {
-            let rows = b.x.chunks_exact(hyper.n_embd);
-            b.streams.all.copy_from(rows.flat_map(|x| std::iter::repeat_n(x, params.n)));
+            let rows = x.chunks_exact(hyper.n_embd);
+            s.all.copy_from(rows.flat_map(|x| std::iter::repeat_n(x, params.n)));
         }
     }
 
-    /// x of part `part` of layer `l`, of the streams.
-    pub(super) fn read_streams(&self, b: &mut Buffers, l: usize, part: Part) {
+    /// streams → x of part `part` of layer `l`
+    pub(super) fn read_streams(&self, l: usize, part: Part, s: &mut StreamBuffers, x: &mut [f32]) {
         let model = self.model;
         let is_first = l == model.hyper.decoder_layers().start && part == Part::Mixer;
-        let s = &mut b.streams;
         match &model.weights.layers[l].streams[part as usize] {
             Streams::One | Streams::Mean => {}
-            Streams::Hyper(connection) => self.join(connection, s, &mut b.x),
-            Streams::Gated(connection) => self.join_gated(connection, s, &mut b.x),
+            Streams::Hyper(connection) => self.join(connection, s, x),
+            Streams::Gated(connection) => self.join_gated(connection, s, x),
             Streams::Kept(score) => {
                 if is_first {
-                    s.all.copy_from(std::iter::once(&b.x[..]));
+                    s.all.copy_from(std::iter::once(&x[..]));
                     s.kept.clear();
                 }
                 if !s.kept.is_empty() {
                     let eps = model.hyper.norm_eps;
-                    self.cpu.recall_streams(&s.kept, &s.all, score, eps, &mut b.x);
+                    self.cpu.recall_streams(&s.kept, &s.all, score, eps, x);
                 } else {
-                    b.x.copy_from_slice(&s.all);
+                    x.copy_from_slice(&s.all);
                 }
                 if part == Part::Mixer && l.is_multiple_of(model.hyper.kept_every) {
                     s.kept.extend_from_slice(&s.all);
@@ -98,48 +97,48 @@ impl CpuPass<'_, '_> {
         cpu.join_streams(&s.normed, &mean, [*n, *n], x);
     }
 
-    /// Feeds a part's result y to the streams: x += norm(scale · y), or as the architecture adds.
-    /// y and h are overwritten if there is a norm.
+    /// y, a part's result → streams: x += norm(scale · y), or as the architecture adds. y and h are
+    /// overwritten if there is a norm.
     pub(super) fn feed_streams(
         &self,
-        b: &mut Buffers,
         l: usize,
         part: Part,
-        norm: &Option<Norm>,
-        scale: f32,
+        [y, h]: [&mut [f32]; 2],
+        s: &mut StreamBuffers,
+        x: &mut [f32],
     ) {
-        let s = &mut b.streams;
-        match &self.model.weights.layers[l].streams[part as usize] {
-            Streams::One | Streams::Mean => self.model.add_to_stream(self.cpu, norm, scale, b),
-            Streams::Hyper(connection) => {
-                self.cpu.feed_streams(&connection.mixing(), &s.mixes, &b.y, &mut s.all);
+        let layer = &self.model.weights.layers[l];
+        match &layer.streams[part as usize] {
+            Streams::One | Streams::Mean => {
+                let (norm, scale) = layer.post(part);
+                self.model.add_to_stream(self.cpu, norm, scale, [y, h], x);
             }
-            Streams::Gated(_) => self.cpu.add_to_streams(&s.mixes, &b.y, &mut s.all),
-            Streams::Kept(_) => self.cpu.add(&mut s.all, &b.y),
+            Streams::Hyper(connection) => {
+                self.cpu.feed_streams(&connection.mixing(), &s.mixes, y, &mut s.all);
+            }
+            Streams::Gated(_) => self.cpu.add_to_streams(&s.mixes, y, &mut s.all),
+            Streams::Kept(_) => self.cpu.add(&mut s.all, y),
         }
     }
 
-    /// x of the output norm, behind the last layer.
-    pub(super) fn end_streams(&self, b: &mut Buffers, l: usize) {
+    /// streams → x of the output norm, behind the last layer
+    pub(super) fn end_streams(&self, l: usize, s: &mut StreamBuffers, x: &mut [f32]) {
         let model = self.model;
         if l + 1 != model.hyper.n_layers {
             return;
         }
         match &model.weights.last_streams {
             Streams::One => {}
-            Streams::Hyper(connection) => self.join(connection, &mut b.streams, &mut b.x),
-            Streams::Gated(connection) => self.join_gated(connection, &mut b.streams, &mut b.x),
+            Streams::Hyper(connection) => self.join(connection, s, x),
+            Streams::Gated(connection) => self.join_gated(connection, s, x),
             Streams::Mean => {
-                let s = &mut b.streams;
-                let n = s.all.len() / b.x.len();
-                s.mixes.resize(b.x.len() / model.hyper.n_embd * n);
+                let n = s.all.len() / x.len();
+                s.mixes.resize(x.len() / model.hyper.n_embd * n);
                 s.mixes.fill(1.0 / n as f32);
-                self.cpu.join_streams(&s.all, &s.mixes, [n, n], &mut b.x);
+                self.cpu.join_streams(&s.all, &s.mixes, [n, n], x);
             }
             Streams::Kept(score) => {
-                let s = &b.streams;
-                let eps = model.hyper.norm_eps;
-                self.cpu.recall_streams(&s.kept, &s.all, score, eps, &mut b.x);
+                self.cpu.recall_streams(&s.kept, &s.all, score, model.hyper.norm_eps, x);
             }
         }
     }

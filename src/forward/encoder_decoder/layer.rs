@@ -35,11 +35,11 @@ impl Model {
 
         // output norm, keys and values for the decoder
         let start = Instant::now();
-        self.encoder_output(cpu, b);
+        self.encoder_output(cpu, &b.x, &mut b.h);
         pass.cross_keys(self.hyper.decoder_layers(), caches, &b.h, &mut b.mixer);
         set_sources(batch, caches);
         b.events.timing.head_ns = nanos_since(start);
-        self.publish_end(batch, b);
+        self.publish_end(batch, &mut b.events);
         Ok(())
     }
 
@@ -54,8 +54,8 @@ impl Model {
     }
 
     /// x → h
-    pub(crate) fn encoder_output(&self, cpu: &Cpu, b: &mut Buffers) {
-        self.norm(cpu, &self.encoder_weights().output_norm, &b.x, &mut b.h);
+    pub(crate) fn encoder_output(&self, cpu: &Cpu, x: &[f32], h: &mut [f32]) {
+        self.norm(cpu, &self.encoder_weights().output_norm, x, h);
     }
 
     fn encoder_weights(&self) -> &EncoderWeights {
@@ -112,10 +112,11 @@ impl CpuPass<'_, '_> {
     fn feed_forward(&mut self, b: &mut Buffers, l: usize, ffn: &FfnWeights) -> Result<()> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         model.norm(cpu, &ffn.norm, &b.x, &mut b.h);
-        b.acts.fill(cpu, Kinds::of(ffn.inputs()), n, model.hyper.n_embd, &b.h);
-        self.route(&ffn.gate, &b.acts, &mut b.route);
-        model.record_routed(cpu, self.batch, b, l, self.observer);
-        self.experts(l, ffn, b)?;
+        let f = &mut b.ffn;
+        f.acts.fill(cpu, Kinds::of(ffn.inputs()), n, model.hyper.n_embd, &b.h);
+        self.route(&ffn.gate, f);
+        model.record_routed(cpu, self.batch, l, b.routing(), self.observer);
+        self.experts(l, ffn, [&b.x, &b.h], &mut b.ffn, &mut b.events, &mut b.y)?;
         cpu.add(&mut b.x, &b.y);
         Ok(())
     }

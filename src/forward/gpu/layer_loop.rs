@@ -20,7 +20,7 @@ pub fn run(cx: &mut GpuPass) -> Result<()> {
         Role::Only | Role::Answer => decode(cx),
     };
     end(cx, result)?;
-    cx.model.publish_end(cx.batch, cx.b);
+    cx.model.publish_end(cx.batch, &mut cx.b.events);
     Ok(())
 }
 
@@ -49,8 +49,8 @@ fn decode(cx: &mut GpuPass) -> Result<()> {
     } else {
         let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
         let mut pass = CpuPass { model, cpu, batch, caches: caches.host, observer: *observer };
-        pass.outputs(b);
-        pass.logits(b);
+        pass.outputs(&b.x, &mut b.h);
+        pass.logits(&b.logit_rows, &b.x, &mut b.h, &mut b.ffn.acts, &mut b.logits);
     }
     match token {
         // The time of its head is not known.
@@ -70,7 +70,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
     let first = layers.clone().find(is_on_device).unwrap_or(layers.end);
     if first > layers.start {
         move_stream(cx, cx.hyper().n_layers, false)?;
-        cx.model.encoder_output(cx.cpu, cx.b);
+        cx.model.encoder_output(cx.cpu, &cx.b.x, &mut cx.b.h);
         let GpuPass { model, cpu, batch, caches, b, observer, .. } = &mut *cx;
         let pass = CpuPass { model, cpu, batch, caches: &mut [], observer: *observer };
         pass.cross_keys(layers.start..first, caches.host, &b.h, &mut b.mixer);

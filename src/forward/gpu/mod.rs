@@ -1,7 +1,7 @@
 //! A model on a GPU: the dense weights, the KV cache and the layer loop are on the device, routed
 //! experts in VRAM or on the CPU. Layers that do not fit run on the CPU.
 //!
-//! [`GpuModel::forward`] builds a `GpuPass`, which has all that one pass reads and changes.
+//! `GpuModel::forward` builds a `GpuPass`, which has all that one pass reads and changes.
 //! `layer_loop` runs it, layer by layer; `layer` is one layer on a page; its stages have a file
 //! each.
 

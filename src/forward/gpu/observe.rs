@@ -12,14 +12,14 @@ impl GpuPass<'_> {
         }
         self.finish_pending()?;
         let (stream, h, n) = (self.stream(), self.h(), self.n());
-        self.b.route.dense(n, 1.0);
+        self.b.ffn.route.dense(n, 1.0);
         let to = &mut self.b.h;
         self.state.staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
-        self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
+        self.model.record_routed(self.cpu, self.batch, l, self.b.routing(), self.observer);
         Ok(())
     }
 
-    /// Downloads the route into `b.route`, and what policies and recorders want besides, and
+    /// Downloads the route into `b.ffn.route`, and what policies and recorders want besides, and
     /// tells them.
     pub fn download_route(&mut self, l: usize) -> Result<()> {
         self.finish_pending()?;
@@ -38,14 +38,14 @@ impl GpuPass<'_> {
         }
         let b = &mut *self.b;
         self.state.staging.download(stream, &parts, &mut |i, bytes| match i {
-            0 => route_parts.read(bytes, &mut b.route),
+            0 => route_parts.read(bytes, &mut b.ffn.route),
             1 => floats(bytes, &mut b.h),
             _ => floats(bytes, &mut b.x),
         })?;
         let tiers = self.tiers(l);
         self.state.hybrid.end_attention(tiers);
-        self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
-        self.model.publish_routed(self.cpu, self.batch, self.b, l);
+        self.model.record_routed(self.cpu, self.batch, l, self.b.routing(), self.observer);
+        self.model.publish_routed(self.cpu, self.batch, l, self.b.routing());
         Ok(())
     }
 }

@@ -134,9 +134,9 @@ impl GpuPass<'_> {
         for l in self.layers().filter(|l| tiers.has(*l)) {
             let route = self.state.pipeline.routes.route(l);
             assert_eq!(parts.n_missing(route), 0, "layer {l} is whole");
-            parts.read(route, &mut self.b.route);
+            parts.read(route, &mut self.b.ffn.route);
             // Evictions hear of it before its hits.
-            self.model.publish_choice(self.batch, self.b, l);
+            self.model.publish_choice(self.batch, l, self.b.routing());
             self.unpin_layer(l, tiers, None);
             self.publish_answered(Some(l));
         }

@@ -110,6 +110,16 @@ pub struct Layer {
     pub ngrams: Option<Box<NgramWeights>>,
 }
 
+impl Layer {
+    /// The norm of a part's result, and the factor on it, before it joins the stream.
+    pub fn post(&self, part: Part) -> (Option<&Norm>, f32) {
+        match (part, &self.ffn) {
+            (Part::FeedForward, Some(ffn)) => (ffn.post_norm.as_ref(), ffn.scale),
+            _ => (self.post_norm.as_ref(), 1.0),
+        }
+    }
+}
+
 pub struct Weights {
     pub token_embd: Matrix,
     /// Present where embeddings are normalised.

@@ -298,7 +298,7 @@ impl<'a> GpuPass<'a> {
     /// Tells predictors of a layer whose routing is in `b`.
     pub fn publish_answered(&mut self, answered: Option<usize>) {
         if let Some(l) = answered {
-            self.model.publish_look_ahead(self.cpu, self.batch, self.b, l);
+            self.model.publish_look_ahead(self.cpu, self.batch, l, self.b.routing());
         }
     }
 
@@ -313,7 +313,7 @@ impl<'a> GpuPass<'a> {
         let n_missing = self.read_route(l, slot, &sizes)?;
         self.state.hybrid.end_attention(Some(tiers));
         // Evictions hear of it before its misses and its hits make them name victims.
-        self.model.publish_choice(self.batch, self.b, l);
+        self.model.publish_choice(self.batch, l, self.b.routing());
         if n_missing > 0 {
             self.missed_experts(l)?;
         }
@@ -343,7 +343,7 @@ impl<'a> GpuPass<'a> {
         let DecodePipeline { pinned, used, .. } = &mut self.state.pipeline;
         pinned.retain(|pinned| *pinned != l);
         used.clear();
-        used.extend(self.b.route.chosen.iter().filter(|expert| **expert != NO_EXPERT));
+        used.extend(self.b.ffn.route.chosen.iter().filter(|expert| **expert != NO_EXPERT));
         used.sort_unstable();
         used.dedup();
         tiers.unpin_layer(l, used, end);
@@ -353,7 +353,7 @@ impl<'a> GpuPass<'a> {
     fn read_route(&mut self, l: usize, slot: usize, sizes: &[usize; PARTS]) -> Result<u32> {
         let route_parts = self.route_parts();
         let [route, hidden, stream, latent] = self.state.pipeline.slots[slot].wait(sizes)?;
-        route_parts.read(route, &mut self.b.route);
+        route_parts.read(route, &mut self.b.ffn.route);
         let n_missing = route_parts.n_missing(route);
         if !hidden.is_empty() {
             floats(hidden, &mut self.b.h);
@@ -362,12 +362,12 @@ impl<'a> GpuPass<'a> {
         if !latent.is_empty() {
             floats(latent, &mut self.b.ffn.latent);
         }
-        self.model.record_routed(self.cpu, self.batch, self.b, l, self.observer);
+        self.model.record_routed(self.cpu, self.batch, l, self.b.routing(), self.observer);
         Ok(n_missing)
     }
 
     /// Computes the experts that a look-up missed: those that are not in the layer's table. Runs
-    /// beside the stream of the layers. The router's input is in `b.h`, the route in `b.route`.
+    /// beside the stream of the layers. The router's input is in `b.h`, the route in `b.ffn.route`.
     fn missed_experts(&mut self, l: usize) -> Result<()> {
         let (k, n_experts) = (self.hyper().routing.k, self.hyper().routing.n_experts);
         let (layer, context, miss_layout) =
@@ -384,7 +384,7 @@ impl<'a> GpuPass<'a> {
             let row = addresses.chunks_exact(n_granules).nth(*expert as usize);
             row.is_some_and(|row| row.contains(&0))
         };
-        let chosen = self.b.route.chosen.iter();
+        let chosen = self.b.ffn.route.chosen.iter();
         let missed = chosen.map(|e| if is_missed(e) { *e } else { NO_EXPERT });
         let routed = RoutedLayer { stream, ..layer };
         let (n_decode, n_pairs) = (layer.n_tokens, layer.n_tokens * k);

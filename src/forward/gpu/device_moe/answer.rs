@@ -37,17 +37,17 @@ impl GpuPass<'_> {
             // SAFETY: the copies are done.
             let bytes = unsafe { download.memory.bytes(at..at + size) };
             match i {
-                0 => route_parts.read(bytes, &mut b.route),
+                0 => route_parts.read(bytes, &mut b.ffn.route),
                 1 => floats(bytes, &mut b.h),
                 _ => floats(bytes, &mut b.x),
             }
         }
         let tiers = self.tiers(l).expect("experts in VRAM");
         self.state.hybrid.end_attention(Some(tiers));
-        self.model.publish_routed(self.cpu, self.batch, self.b, l);
+        self.model.publish_routed(self.cpu, self.batch, l, self.b.routing());
         let call = self.layer_call(l);
         let PassState { hybrid, pipeline, .. } = &mut *self.state;
-        hybrid.plan(&call, self.b.route.chosen.iter().copied());
+        hybrid.plan(&call, self.b.ffn.route.chosen.iter().copied());
         hybrid.count_resident(&call, &end)?;
         pipeline.pinned.retain(|pinned| *pinned != l);
         tiers.unpin_layer(l, &[], Some(&end));

@@ -269,11 +269,11 @@ impl HybridMoe {
             return Ok(());
         }
         let (start, shape) = (Instant::now(), &w.expert);
-        self.group_on_cpu(b.route.k, b.route.n_experts);
+        self.group_on_cpu(b.ffn.route.k, b.ffn.route.n_experts);
         let (demand, f) = (&self.on_cpu, &mut b.ffn);
         let input = if w.has_own_input() { &f.latent[..] } else { &b.h[..] };
         let n_rows = call.routed.shape().n;
-        b.acts.fill(cpu, Kinds::of(shape.inputs()), n_rows, shape.n_embd, input);
+        f.acts.fill(cpu, Kinds::of(shape.inputs()), n_rows, shape.n_embd, input);
         f.expert.begin(demand.n_pairs(), shape.n_ff, shape.n_embd, Kinds::of([shape.down]));
         if !is_handed {
             let access = call.access(demand.n_chosen_by(call.n_decode));
@@ -293,7 +293,7 @@ impl HybridMoe {
             let is_read = |expert: u32| self.in_place.experts.contains(&expert);
             granules(store, &f.work, demand, shape, |expert| !is_read(expert), &mut list);
             if !list.is_empty() {
-                cpu.expert_granules(&list, demand, w.form(), &b.acts, &mut f.expert);
+                cpu.expert_granules(&list, demand, w.form(), &f.acts, &mut f.expert);
             }
             f.granules.recycle(list);
         }

@@ -43,14 +43,14 @@ impl<'a> GpuPass<'a> {
         }
     }
 
-    /// y += Σ weights · chosen experts; residual. The route is in `b.route`.
+    /// y += Σ weights · chosen experts; residual. The route is in `b.ffn.route`.
     pub fn host_routed_experts(&mut self, l: usize) -> Result<()> {
         let (mut call, context) = (self.layer_call(l), self.expert_context());
         let (stream, routed) = (self.stream(), call.routed);
         let pair_rows = self.words(&self.layout().ffn.pair_rows, call.n_pairs);
         let (acts, form) = (self.ffn_acts(l), self.expert_form(l));
         let PassState { staging, hybrid, peers, .. } = &mut *self.state;
-        hybrid.plan(&call, self.b.route.chosen.iter().copied());
+        hybrid.plan(&call, self.b.ffn.route.chosen.iter().copied());
         if call.is_grouped {
             call.n_pairs = hybrid.all.n_pairs();
             staging.upload(stream, pair_rows, hybrid.all.places(), u32::to_le_bytes)?;
