@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_seam_that_cannot_be_chosen_is_refused() {
-        let all: String = SEAMS.into_iter().collect();
+        let all: String = SEAMS.collect();
         let tokenizer = tokenizer();
         let controls = ControlTexts::new(&tokenizer).unwrap();
         let template = ChatTemplate::new(CHATML, "", "").unwrap();

@@ -7,6 +7,7 @@
 mod builtin;
 mod clock;
 mod contents;
+mod data;
 mod environment;
 mod from_gguf;
 mod jinja;

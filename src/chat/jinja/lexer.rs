@@ -145,7 +145,7 @@ impl<'a> Lexer<'a> {
         let Some(end) = self.rest().find("#}") else {
             return self.fault("a comment without an end");
         };
-        let sign = self.rest()[..end].as_bytes().last().copied();
+        let sign = self.rest().as_bytes()[..end].last().copied();
         self.skip(end + 2);
         self.after_tag(sign, true);
         Ok(())

@@ -296,6 +296,8 @@ fn groupby(interpreter: &mut Interpreter, value: &Value, args: &Arguments) -> Re
     Ok(Value::list(groups.collect::<Result<_>>()?))
 }
 
+/// Keys are hashed by what they hold, and nothing changes a value while they are compared.
+#[allow(clippy::mutable_key_type)]
 fn unique(interpreter: &mut Interpreter, value: &Value, args: &Arguments) -> Result<Value> {
     let args = args.bind("unique", &["case_sensitive", "attribute"], 0)?;
     let getter = Getter::new(args.some(1), false)?.ignoring_case(!args.is_true(0));

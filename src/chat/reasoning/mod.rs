@@ -16,7 +16,7 @@ pub use table::{AnswerStart, Format};
 use super::ChatTemplate;
 use crate::tokenizer::{EncodeOptions, TokenType, Tokenizer};
 use serde_json::{Map, json};
-use table::{FORMATS, Shape};
+use table::{Shape, formats};
 
 /// The texts of the self-check.
 const REASONING: &str = "Seven is odd.";
@@ -29,7 +29,7 @@ impl ChatTemplate {
     /// How the model that this template belongs to marks its reasoning; `None` if it has none.
     pub fn reasoning(&self) -> Option<&'static Format> {
         let signed = |format: &&Format| format.signs.iter().all(|sign| self.source.contains(sign));
-        let format = FORMATS.iter().filter(signed).find(|format| self.proves(format));
+        let format = formats().iter().filter(signed).find(|format| self.proves(format));
         log::debug!("reasoning: {}", format.map_or("not recognised", |format| format.name));
         format
     }

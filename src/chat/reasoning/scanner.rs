@@ -315,11 +315,11 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::FORMATS;
+    use super::super::table::formats;
     use super::*;
 
     fn format(name: &str) -> &'static Format {
-        FORMATS.iter().find(|format| format.name == name).unwrap()
+        formats().iter().find(|format| format.name == name).unwrap()
     }
 
     /// The deltas of a text that comes in these pieces.
@@ -452,7 +452,7 @@ mod tests {
     /// However a text is cut into pieces, the parts are the same, and nothing is lost.
     #[test]
     fn pieces_do_not_matter() {
-        for format in FORMATS {
+        for format in formats() {
             let prompts = ["", "<think>\n", "<|start|>assistant"];
             for (seed, prompt) in (0..400).zip(prompts.iter().cycle()) {
                 let text = noise(format, seed);
@@ -475,7 +475,7 @@ mod tests {
     /// The end that a budget writes does end the reasoning.
     #[test]
     fn the_forced_end_begins_the_answer() {
-        for format in FORMATS {
+        for format in formats() {
             let opening = match &format.shape {
                 Shape::Block { open, .. } => open,
                 Shape::Channels(_) => "<|channel|>analysis<|message|>",

@@ -1,40 +1,60 @@
-//! How model families mark their reasoning. A family's row is chosen by texts that its templates
-//! contain, and proven by a message that the template renders.
+//! How model families mark their reasoning: the rows of `models/chat/reasoning.toml`, which says
+//! what the fields mean.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::chat::data::{Text, Texts, pair, text, texts};
 
 /// One family's way.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Format {
-    pub name: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub name: Text,
     /// All of these are in the source of a template of this family.
-    pub(super) signs: &'static [&'static str],
+    #[serde(deserialize_with = "texts")]
+    pub(super) signs: Texts,
     pub(super) shape: Shape,
     /// Ends reasoning and begins the answer, as the model itself would write it.
-    pub end: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub end: Text,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum Shape {
     /// One block in front of the answer; white space around both is no part of them.
     Block {
-        open: &'static str,
-        close: &'static str,
+        #[serde(deserialize_with = "text")]
+        open: Text,
+        #[serde(deserialize_with = "text")]
+        close: Text,
         /// Markers that may enclose the answer.
-        answer: Option<(&'static str, &'static str)>,
+        #[serde(default, deserialize_with = "pair")]
+        answer: Option<(Text, Text)>,
     },
     /// Messages with a header each, which names the channel.
     Channels(Channels),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Channels {
-    pub start: &'static str,
-    pub channel: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub start: Text,
+    #[serde(deserialize_with = "text")]
+    pub channel: Text,
     /// Ends the header.
-    pub message: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub message: Text,
     /// These end a message.
-    pub ends: &'static [&'static str],
+    #[serde(deserialize_with = "texts")]
+    pub ends: Texts,
     /// The channel of reasoning.
-    pub reasoning: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub reasoning: Text,
 }
 
 /// The beginning of an answer in a model's text.
@@ -79,130 +99,21 @@ impl Format {
     }
 }
 
-const fn block(
-    name: &'static str,
-    signs: &'static [&'static str],
-    open: &'static str,
-    close: &'static str,
-    end: &'static str,
-) -> Format {
-    Format { name, signs, shape: Shape::Block { open, close, answer: None }, end }
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    format: Vec<Format>,
 }
 
-const fn enclosed(
-    name: &'static str,
-    signs: &'static [&'static str],
-    answer: (&'static str, &'static str),
-    end: &'static str,
-) -> Format {
-    let shape = Shape::Block { open: "<think>", close: "</think>", answer: Some(answer) };
-    Format { name, signs, shape, end }
-}
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let text = include_str!("../../../models/chat/reasoning.toml");
+    toml::from_str(text).expect("the program's own table")
+});
 
-/// The more particular ones come first.
-pub(super) const FORMATS: &[Format] = &[
-    Format {
-        name: "harmony",
-        signs: &["<|channel|>analysis<|message|>", "<|start|>assistant"],
-        shape: Shape::Channels(Channels {
-            start: "<|start|>",
-            channel: "<|channel|>",
-            message: "<|message|>",
-            ends: &["<|end|>", "<|return|>", "<|call|>"],
-            reasoning: "analysis",
-        }),
-        end: "<|end|><|start|>assistant<|channel|>final<|message|>",
-    },
-    block(
-        "seed",
-        &["<seed:think>", "</seed:think>"],
-        "<seed:think>",
-        "</seed:think>",
-        "</seed:think>",
-    ),
-    block(
-        "minimax-m3",
-        &["<mm:think>", "</mm:think>"],
-        "<mm:think>",
-        "</mm:think>",
-        "</mm:think>\n\n",
-    ),
-    block(
-        "longcat",
-        &["<longcat_think>", "</longcat_think>"],
-        "<longcat_think>",
-        "</longcat_think>",
-        "</longcat_think>\n",
-    ),
-    block(
-        "gemma",
-        &["<|channel>", "<channel|>"],
-        "<|channel>thought",
-        "<channel|>",
-        "\n<channel|>",
-    ),
-    Format {
-        name: "command",
-        signs: &["<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>"],
-        shape: Shape::Block {
-            open: "<|START_THINKING|>",
-            close: "<|END_THINKING|>",
-            answer: Some(("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
-        },
-        end: "<|END_THINKING|><|START_RESPONSE|>",
-    },
-    Format {
-        name: "command-text",
-        signs: &["<|START_THINKING|>", "<|END_THINKING|>"],
-        shape: Shape::Block {
-            open: "<|START_THINKING|>",
-            close: "<|END_THINKING|>",
-            answer: Some(("<|START_TEXT|>", "<|END_TEXT|>")),
-        },
-        end: "<|END_THINKING|><|START_TEXT|>",
-    },
-    block(
-        "apertus",
-        &["<|inner_prefix|>", "<|inner_suffix|>"],
-        "<|inner_prefix|>",
-        "<|inner_suffix|>",
-        "<|inner_suffix|>",
-    ),
-    block("mistral", &["[THINK]", "[/THINK]"], "[THINK]", "[/THINK]", "[/THINK]"),
-    block(
-        "apriel",
-        &["Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"],
-        "Here are my reasoning steps:",
-        "[BEGIN FINAL RESPONSE]",
-        "\n[BEGIN FINAL RESPONSE]\n",
-    ),
-    block(
-        "granite",
-        &["Here is my thought process:", "Here is my response:"],
-        "Here is my thought process:",
-        "Here is my response:",
-        "\n\nHere is my response:\n\n",
-    ),
-    block("kimi-vl", &["◁think▷", "◁/think▷"], "◁think▷", "◁/think▷", "◁/think▷"),
-    block("exaone", &["<thought>", "</thought>"], "<thought>", "</thought>", "\n</thought>\n\n"),
-    // ERNIE, Granite 3.3
-    enclosed(
-        "think-response",
-        &["<think>", "</think>", "<response>", "</response>"],
-        ("<response>", "</response>"),
-        "\n</think>\n\n<response>\n",
-    ),
-    // Hunyuan
-    enclosed(
-        "think-answer",
-        &["<think>", "</think>", "<answer>"],
-        ("<answer>", "</answer>"),
-        "\n</think>\n<answer>\n",
-    ),
-    // DeepSeek, Qwen, GLM, MiniMax, Kimi K2, Nemotron, Ling, LFM, Step, Phi, Olmo, …
-    // Some templates only open the block, others only take it out of earlier answers.
-    block("think", &["think>"], "<think>", "</think>", "\n</think>\n\n"),
-];
+/// All families' formats; the more particular ones come first.
+pub(super) fn formats() -> &'static [Format] {
+    &TABLE.format
+}
 
 #[cfg(test)]
 mod tests {
@@ -210,7 +121,7 @@ mod tests {
 
     #[test]
     fn an_answer_begins_after_its_reasoning() {
-        let format = |name| FORMATS.iter().find(|format| format.name == name).unwrap();
+        let format = |name| formats().iter().find(|format| format.name == name).unwrap();
         let start = |marker, open| Some(AnswerStart { marker, open });
         let think = format("think");
         assert_eq!(think.answer_start("<|assistant|>"), start("</think>", Some("<think>")));
@@ -220,7 +131,7 @@ mod tests {
         assert_eq!(enclosed.answer_start(""), start("<answer>", Some("<think>")));
         let end = "<|channel|>final<|message|>";
         assert_eq!(format("harmony").answer_start("<|start|>assistant"), start(end, None));
-        for format in FORMATS {
+        for format in formats() {
             let AnswerStart { marker, .. } = format.answer_start("").unwrap();
             assert!(format.end.trim_end().ends_with(marker), "{}", format.name);
         }
@@ -230,7 +141,7 @@ mod tests {
     /// within one's end.
     #[test]
     fn markers_do_not_overlap() {
-        for format in FORMATS {
+        for format in formats() {
             let markers = format.markers();
             for (i, a) in markers.iter().enumerate() {
                 assert!(!a.is_empty() && a.trim() == *a, "{}: {a:?}", format.name);

@@ -3,7 +3,7 @@
 //! back as it was.
 
 use super::ids::call_id;
-use super::table::{Call, FORMATS, GENERIC, Ids, ToolFormat};
+use super::table::{Call, Ids, ToolFormat, formats, generic};
 use super::write::{ToWrite, spaced};
 use super::{Calls, Event, Scanner, Tools};
 use crate::chat::ChatTemplate;
@@ -76,7 +76,7 @@ impl ChatTemplate {
     pub fn tool_support(&self) -> ToolSupport {
         let source = self.tool_use_source.as_deref().unwrap_or(&self.source);
         let signed = |f: &&ToolFormat| f.signs.iter().all(|sign| source.contains(sign));
-        let fitting: Vec<_> = FORMATS
+        let fitting: Vec<_> = formats()
             .iter()
             .filter(signed)
             .filter_map(|format| {
@@ -98,10 +98,10 @@ impl ChatTemplate {
 
     /// `tool_support` with the format of this name; `None` if there is none.
     pub fn tool_support_as(&self, name: &str) -> Option<ToolSupport> {
-        if name == GENERIC.name {
+        if name == generic().name {
             return Some(ToolSupport::generic(self.has_system()));
         }
-        let format = FORMATS.iter().find(|format| format.name == name)?;
+        let format = formats().iter().find(|format| format.name == name)?;
         let (shape, is_native) = match self.shape_for(format) {
             Some((shape, _)) => (shape, true),
             None => (Shape { text_arguments: false, null_content: false }, true),
@@ -182,7 +182,7 @@ impl ToolSupport {
     /// For a template that knows nothing of tools.
     fn generic(has_system: bool) -> Self {
         let shape = Shape { text_arguments: false, null_content: false };
-        Self { format: GENERIC, is_native: false, is_parallel: true, shape, has_system }
+        Self { format: generic(), is_native: false, is_parallel: true, shape, has_system }
     }
 
     /// The `tools` for `ChatTemplate::render`.

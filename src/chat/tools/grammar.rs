@@ -392,7 +392,7 @@ fn inline_part(property: &Value, tool: &Tool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::{FORMATS, GENERIC};
+    use super::super::table::{formats, generic};
     use super::super::write::ToWrite;
     use super::*;
     use crate::chat::ChatTemplate;
@@ -502,7 +502,7 @@ mod tests {
     }
 
     fn all_formats() -> impl Iterator<Item = &'static ToolFormat> {
-        FORMATS.iter().chain([GENERIC])
+        formats().iter().chain([generic()])
     }
 
     fn check(constraint: Constraint, text: &str, expected: bool) {
@@ -519,16 +519,28 @@ mod tests {
         let second = ("edit_all", json!({ "text": "", "n": 12, "way": "down" }));
         for format in all_formats() {
             let all = constraint(format, &json!("required"), true);
-            check(all.clone(), &written(format, &[first.clone()]), true);
-            check(all.clone(), &format!("\n\n{}", written(format, &[second.clone()])), true);
+            check(all.clone(), &written(format, std::slice::from_ref(&first)), true);
+            check(
+                all.clone(),
+                &format!("\n\n{}", written(format, std::slice::from_ref(&second))),
+                true,
+            );
             let two = written(format, &[first.clone(), second.clone()]);
             if support(format).is_parallel {
                 check(all.clone(), &two, true);
                 check(constraint(format, &json!("required"), false), &two, false);
             }
             let named = json!({ "type": "function", "function": { "name": "edit" } });
-            check(constraint(format, &named, true), &written(format, &[first.clone()]), true);
-            check(constraint(format, &named, true), &written(format, &[second.clone()]), false);
+            check(
+                constraint(format, &named, true),
+                &written(format, std::slice::from_ref(&first)),
+                true,
+            );
+            check(
+                constraint(format, &named, true),
+                &written(format, std::slice::from_ref(&second)),
+                false,
+            );
             for arguments in [
                 json!({ "text": "a", "n": "b" }),
                 json!({ "text": "a" }),
@@ -544,7 +556,7 @@ mod tests {
     /// gpt-oss's reasoning is a message of its own, and the grammar goes through it.
     #[test]
     fn a_message_with_reasoning_may_stand_before_a_required_call() {
-        let format = FORMATS.iter().find(|format| format.name == "harmony").unwrap();
+        let format = formats().iter().find(|format| format.name == "harmony").unwrap();
         let call = written(format, &[("edit", json!({ "text": "a", "n": 1 }))]);
         let thought = "<|channel|>analysis<|message|>hm <b>\n<|end|><|start|>assistant";
         let required = || constraint(format, &json!("required"), false);
@@ -555,7 +567,7 @@ mod tests {
         let has_reasoning = |format: &'static ToolFormat| {
             support(format).grammar(&tools, &choice, true, &TOKENIZER).unwrap().has_reasoning
         };
-        assert!(has_reasoning(format) && !has_reasoning(GENERIC));
+        assert!(has_reasoning(format) && !has_reasoning(generic()));
     }
 
     #[test]
@@ -599,7 +611,7 @@ mod tests {
 
     #[test]
     fn grammars_of_custom_tools_hold_for_their_texts() {
-        let format = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap();
+        let format = |name: &str| formats().iter().find(|format| format.name == name).unwrap();
         let lark = "start: \"*** Begin\" LF line+ \"*** End\" LF?\n\
                     line: (\"+\" | \"-\") /(.*)/ LF -> line\n%import common.LF";
         let tools = Tools::parse(&json!([
@@ -685,8 +697,8 @@ mod tests {
             assert!(parse(bad).unwrap_err().to_string().starts_with("tool_choice: "));
         }
         let none = ToolChoice { mode: Mode::None, only: None };
-        assert!(support(GENERIC).grammar(&tools, &none, true, &TOKENIZER).is_none());
-        let kimi = FORMATS.iter().find(|format| format.name == "kimi-k2").unwrap();
+        assert!(support(generic()).grammar(&tools, &none, true, &TOKENIZER).is_none());
+        let kimi = formats().iter().find(|format| format.name == "kimi-k2").unwrap();
         assert_eq!(kimi.opening_tokens(&TOKENIZER).len(), 2);
         assert!(ToolChoice::parse(&json!("required"), &Tools::default()).is_err());
     }

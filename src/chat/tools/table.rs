@@ -1,52 +1,81 @@
-//! How model families write tool calls. A row has the texts as a model writes them; the scanner
-//! looks for them without the white space at their ends, which models do not always keep to.
+//! How model families write tool calls: the rows of `models/chat/tools.toml`, which says what the
+//! fields mean.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::chat::data::{Text, Texts, text, texts};
 
 /// One family's way.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ToolFormat {
-    pub name: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub name: Text,
     /// All of these are in the source of a template of this family.
-    pub(super) signs: &'static [&'static str],
+    #[serde(deserialize_with = "texts")]
+    pub(super) signs: Texts,
     /// Encloses calls; empty texts where there is none.
+    #[serde(default)]
     pub(super) section: Section,
     pub(super) call: Call,
     /// Stands between two calls.
-    pub(super) between: &'static str,
+    #[serde(default, deserialize_with = "text")]
+    pub(super) between: Text,
+    #[serde(default)]
     pub(super) ids: Ids,
     /// A call within a block of reasoning ends the block: its markers are control tokens.
+    #[serde(default)]
     pub(super) ends_reasoning: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Section {
-    pub begin: &'static str,
-    pub end: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub begin: Text,
+    #[serde(deserialize_with = "text")]
+    pub end: Text,
 }
 
 /// The form of one call.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum Call {
     /// `{"name": …, "arguments": …}`.
     Object {
         /// The key of the arguments.
-        arguments: &'static str,
+        #[serde(deserialize_with = "text")]
+        arguments: Text,
         /// Calls are the items of a JSON array.
+        #[serde(default)]
         list: bool,
         /// The answer begins with the object, without a marker.
+        #[serde(default)]
         bare: bool,
     },
     /// The name, then the arguments, each between markers.
     Named {
-        begin: &'static str,
-        name_end: &'static str,
+        #[serde(deserialize_with = "text")]
+        begin: Text,
+        #[serde(deserialize_with = "text")]
+        name_end: Text,
         arguments: Arguments,
-        ends: &'static [&'static str],
+        #[serde(deserialize_with = "texts")]
+        ends: Texts,
     },
     /// A message whose header names the function.
-    Header { to: &'static str, message: &'static str },
+    Header {
+        #[serde(deserialize_with = "text")]
+        to: Text,
+        #[serde(deserialize_with = "text")]
+        message: Text,
+    },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Arguments {
     Json,
     Tagged(Tags),
@@ -54,16 +83,27 @@ pub(super) enum Arguments {
 
 /// Arguments as keys and values between markers. A line break at an end of a marker is no part of
 /// the value beside it.
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Tags {
-    pub key_begin: &'static str,
-    pub key_ends: &'static [(&'static str, Value)],
-    pub value_begin: &'static str,
-    pub value_end: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub key_begin: Text,
+    #[serde(deserialize_with = "key_ends")]
+    pub key_ends: &'static [(Text, Value)],
+    #[serde(default, deserialize_with = "text")]
+    pub value_begin: Text,
+    #[serde(deserialize_with = "text")]
+    pub value_end: Text,
+}
+
+fn key_ends<'de, D: Deserializer<'de>>(from: D) -> Result<&'static [(Text, Value)], D::Error> {
+    let ends = Vec::<(String, Value)>::deserialize(from)?.into_iter();
+    Ok(ends.map(|(end, value)| (&*end.leak(), value)).collect::<Vec<_>>().leak())
 }
 
 /// The meaning of a value between markers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Value {
     Text,
     Json,
@@ -72,9 +112,11 @@ pub(super) enum Value {
 }
 
 /// The style of the ids of calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Ids {
     /// `call_` and 24 characters.
+    #[default]
     Long,
     /// `functions.name:0`, which the model writes in the place of the name.
     Kimi,
@@ -85,242 +127,28 @@ pub enum Ids {
 /// Separates a name from the id that some models write behind it.
 pub(super) const CALL_ID: &str = "[CALL_ID]";
 
-const NO_SECTION: Section = Section { begin: "", end: "" };
-
-const fn object(list: bool) -> Call {
-    Call::Object { arguments: "arguments", list, bare: false }
+/// The tables of `models/chat/tools.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tables {
+    format: Vec<ToolFormat>,
+    generic: ToolFormat,
 }
 
-const fn format(
-    name: &'static str,
-    signs: &'static [&'static str],
-    section: Section,
-    call: Call,
-    between: &'static str,
-) -> ToolFormat {
-    ToolFormat { name, signs, section, call, between, ids: Ids::Long, ends_reasoning: false }
+static TABLES: LazyLock<Tables> = LazyLock::new(|| {
+    toml::from_str(include_str!("../../../models/chat/tools.toml"))
+        .expect("the program's own table")
+});
+
+/// All families' formats; the more particular ones come first.
+pub(super) fn formats() -> &'static [ToolFormat] {
+    &TABLES.format
 }
 
-/// DeepSeek's markup, of which the section's name has changed.
-const fn dsml(name: &'static str, signs: &'static [&'static str], section: Section) -> ToolFormat {
-    let tags = Tags {
-        key_begin: "<｜DSML｜parameter name=\"",
-        key_ends: &[("\" string=\"true\">", Value::Text), ("\" string=\"false\">", Value::Json)],
-        value_begin: "",
-        value_end: "</｜DSML｜parameter>\n",
-    };
-    let call = Call::Named {
-        begin: "<｜DSML｜invoke name=\"",
-        name_end: "\">\n",
-        arguments: Arguments::Tagged(tags),
-        ends: &["</｜DSML｜invoke>"],
-    };
-    ToolFormat { ends_reasoning: true, ..format(name, signs, section, call, "\n") }
+/// The format for models whose template knows nothing of tools: a system note asks for it.
+pub(super) fn generic() -> &'static ToolFormat {
+    &TABLES.generic
 }
-
-const fn deepseek(
-    name: &'static str,
-    signs: &'static [&'static str],
-    call: Call,
-    between: &'static str,
-) -> ToolFormat {
-    let section =
-        Section { begin: "<｜tool▁calls▁begin｜>", end: "<｜tool▁calls▁end｜>" };
-    ToolFormat { ends_reasoning: true, ..format(name, signs, section, call, between) }
-}
-
-/// GLM's, with line breaks between the markers or without.
-const fn glm(name: &'static str, call: Call, between: &'static str) -> ToolFormat {
-    format(name, &["<tool_call>", "<arg_key>"], NO_SECTION, call, between)
-}
-
-/// The more particular ones come first.
-pub(super) const FORMATS: &[ToolFormat] = &[
-    // gpt-oss
-    format(
-        "harmony",
-        &["<|start|>assistant", "to=", "functions."],
-        NO_SECTION,
-        Call::Header { to: "to=functions.", message: "<|message|>" },
-        "",
-    ),
-    dsml(
-        "deepseek-v3.2",
-        &["DSML", "function_calls"],
-        Section { begin: "<｜DSML｜function_calls>\n", end: "\n</｜DSML｜function_calls>" },
-    ),
-    dsml(
-        "deepseek-v4",
-        &["DSML", "tool_calls"],
-        Section { begin: "<｜DSML｜tool_calls>\n", end: "\n</｜DSML｜tool_calls>" },
-    ),
-    // DeepSeek V3 and R1
-    deepseek(
-        "deepseek-v3",
-        &["<｜tool▁calls▁begin｜>", "```json"],
-        Call::Named {
-            begin: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-            name_end: "\n```json\n",
-            arguments: Arguments::Json,
-            ends: &["\n```", "<｜tool▁call▁end｜>"],
-        },
-        "\n",
-    ),
-    deepseek(
-        "deepseek-v3.1",
-        &["<｜tool▁calls▁begin｜>"],
-        Call::Named {
-            begin: "<｜tool▁call▁begin｜>",
-            name_end: "<｜tool▁sep｜>",
-            arguments: Arguments::Json,
-            ends: &["<｜tool▁call▁end｜>"],
-        },
-        "",
-    ),
-    ToolFormat {
-        ids: Ids::Kimi,
-        ends_reasoning: true,
-        ..format(
-            "kimi-k2",
-            &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
-            Section { begin: "<|tool_calls_section_begin|>", end: "<|tool_calls_section_end|>" },
-            Call::Named {
-                begin: "<|tool_call_begin|>",
-                name_end: "<|tool_call_argument_begin|>",
-                arguments: Arguments::Json,
-                ends: &["<|tool_call_end|>"],
-            },
-            "",
-        )
-    },
-    format(
-        "minimax-m2",
-        &["minimax:tool_call>", "<invoke name="],
-        Section { begin: "<minimax:tool_call>\n", end: "\n</minimax:tool_call>" },
-        Call::Named {
-            begin: "<invoke name=\"",
-            name_end: "\">\n",
-            arguments: Arguments::Tagged(Tags {
-                key_begin: "<parameter name=\"",
-                key_ends: &[("\">", Value::BySchema)],
-                value_begin: "",
-                value_end: "</parameter>\n",
-            }),
-            ends: &["</invoke>"],
-        },
-        "\n",
-    ),
-    // Magistral, Ministral, Devstral, Mistral Small from 3.2
-    ToolFormat {
-        ids: Ids::Nine,
-        ..format(
-            "mistral",
-            &["[TOOL_CALLS]", "[ARGS]"],
-            NO_SECTION,
-            Call::Named {
-                begin: "[TOOL_CALLS]",
-                name_end: "[ARGS]",
-                arguments: Arguments::Json,
-                ends: &[],
-            },
-            "",
-        )
-    },
-    // Mistral 7B, Mixtral, Nemo
-    ToolFormat {
-        ids: Ids::Nine,
-        ..format(
-            "mistral-list",
-            &["[TOOL_CALLS]"],
-            Section { begin: "[TOOL_CALLS]", end: "" },
-            object(true),
-            ", ",
-        )
-    },
-    // Qwen3-Coder, Qwen3.5
-    format(
-        "qwen-xml",
-        &["<function=", "<parameter="],
-        Section { begin: "<tool_call>\n", end: "\n</tool_call>" },
-        Call::Named {
-            begin: "<function=",
-            name_end: ">\n",
-            arguments: Arguments::Tagged(Tags {
-                key_begin: "<parameter=",
-                key_ends: &[(">\n", Value::BySchema)],
-                value_begin: "",
-                value_end: "\n</parameter>\n",
-            }),
-            ends: &["</function>"],
-        },
-        "\n</tool_call>\n<tool_call>\n",
-    ),
-    // GLM 4.5, 4.6
-    glm(
-        "glm",
-        Call::Named {
-            begin: "<tool_call>",
-            name_end: "\n",
-            arguments: Arguments::Tagged(Tags {
-                key_begin: "<arg_key>",
-                key_ends: &[("</arg_key>\n", Value::BySchema)],
-                value_begin: "<arg_value>",
-                value_end: "</arg_value>\n",
-            }),
-            ends: &["</tool_call>"],
-        },
-        "\n",
-    ),
-    // GLM 4.7
-    glm(
-        "glm-compact",
-        Call::Named {
-            begin: "<tool_call>",
-            name_end: "",
-            arguments: Arguments::Tagged(Tags {
-                key_begin: "<arg_key>",
-                key_ends: &[("</arg_key>", Value::BySchema)],
-                value_begin: "<arg_value>",
-                value_end: "</arg_value>",
-            }),
-            ends: &["</tool_call>"],
-        },
-        "",
-    ),
-    // Granite 3
-    format(
-        "granite-list",
-        &["<|tool_call|>"],
-        Section { begin: "<|tool_call|>", end: "" },
-        object(true),
-        ", ",
-    ),
-    // Hermes, Qwen 2.5 and 3, Granite 4
-    format(
-        "hermes",
-        &["<tool_call>"],
-        Section { begin: "<tool_call>\n", end: "\n</tool_call>" },
-        object(false),
-        "\n</tool_call>\n<tool_call>\n",
-    ),
-    // Llama 3
-    format(
-        "bare-json",
-        &["\"parameters\": "],
-        Section { begin: "<|python_tag|>", end: "" },
-        Call::Object { arguments: "parameters", list: false, bare: true },
-        "; ",
-    ),
-];
-
-/// For models whose template knows nothing of tools: a system note asks for it.
-pub(super) const GENERIC: &ToolFormat = &format(
-    "generic",
-    &[],
-    Section { begin: "<tool_call>\n", end: "\n</tool_call>" },
-    object(false),
-    "\n</tool_call>\n<tool_call>\n",
-);
 
 impl ToolFormat {
     /// Texts that begin a call, or a section of calls: none of them is passed on as content, and

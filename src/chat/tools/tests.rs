@@ -1,7 +1,7 @@
 //! Every row of the table: chosen by a template of its family, and read back from what it writes,
 //! however the text is cut.
 
-use super::table::{Arguments, Call, FORMATS, GENERIC, ToolFormat};
+use super::table::{Arguments, Call, ToolFormat, formats, generic};
 use super::write::ToWrite;
 use super::*;
 use crate::chat::ChatTemplate;
@@ -146,7 +146,7 @@ fn tools() -> Arc<Tools> {
 }
 
 fn all_formats() -> impl Iterator<Item = &'static ToolFormat> {
-    FORMATS.iter().chain([GENERIC])
+    formats().iter().chain([generic()])
 }
 
 fn format(name: &str) -> &'static ToolFormat {
