@@ -186,7 +186,7 @@ impl<'a> Pass<'a> {
             if value.is_none() {
                 rest.next();
             }
-            spelled.iter().for_each(|flag| self.push(flag, None));
+            self.push(spelled, None);
             return Ok(());
         }
         if let Some(arg) = self.find(name) {
@@ -296,10 +296,9 @@ impl<'a> Pass<'a> {
         is_number(number).then_some((arg, number))
     }
 
-    fn spelling(&self, name: &str, value: Option<&OsStr>) -> Option<&'static [&'static str]> {
+    fn spelling(&self, name: &str, value: Option<&OsStr>) -> Option<&'static str> {
         let spelled = llama_flags::spelling(name, value?.to_str()?)?;
-        let known = spelled.iter().all(|flag| self.own(flag).is_some());
-        known.then_some(spelled)
+        self.own(spelled).map(|_| spelled)
     }
 
     fn names_model(&self, name: &str) -> bool {
@@ -357,9 +356,11 @@ impl<'a> Pass<'a> {
         let longs = self.command.get_arguments().flat_map(long_names);
         let mut names: Vec<String> = longs.map(|name| format!("--{name}")).collect();
         if LOADERS.contains(&self.command.get_name()) {
-            let rows = llama_flags::SYNONYMS.iter().flat_map(|row| row.split(' '));
-            let rows = rows.filter(|name| name.len() > 2 && self.find(name).is_some());
-            names.extend(rows.chain(llama_flags::harmless_names()).map(str::to_owned));
+            let known = |name: &&str| {
+                let is_harmless = llama_flags::harmless("run", name).is_some();
+                is_harmless || name.len() > 2 && self.find(name).is_some()
+            };
+            names.extend(llama_flags::names().filter(known).map(str::to_owned));
         }
         // A long flag with one dash is the likeliest slip.
         let doubled = format!("-{name}");

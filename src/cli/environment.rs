@@ -86,8 +86,8 @@ pub fn wrong_value(error: &clap::Error, root: &Command, line: &Line) -> Option<S
         _ => None,
     };
     let (shown, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
-    let names = line.path.iter().skip(1);
-    let command = names.fold(Some(root), |command, name| command?.find_subcommand(name))?;
+    let mut names = line.path.iter().skip(1);
+    let command = names.try_fold(root, |command, name| command.find_subcommand(name))?;
     let arg = command.get_arguments().find(|arg| arg.to_string() == *shown)?;
     if line.given.contains(arg.get_id()) {
         return None;

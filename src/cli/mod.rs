@@ -25,7 +25,6 @@ mod inspect;
 mod launch;
 mod library;
 mod llama_flags;
-mod llama_server_flags;
 mod logging;
 mod logits;
 mod manual;

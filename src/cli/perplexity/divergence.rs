@@ -95,7 +95,7 @@ impl Base {
         }
         let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4"));
         let [n_ctx, n_vocab, n_chunks] = [8, 12, 16].map(|at| u64::from(number(at)));
-        if n_ctx < 4 || n_ctx > 1 << 24 || n_vocab < 1 || n_vocab > 1 << 24 || n_chunks < 1 {
+        if !(4..=1 << 24).contains(&n_ctx) || !(1..=1 << 24).contains(&n_vocab) || n_chunks < 1 {
             let got = format!("{n_ctx} tokens a window, {n_vocab} in all, {n_chunks} windows");
             return Err(fail("windows of at least 4 tokens", got));
         }

@@ -265,7 +265,7 @@ impl Recorder for TraceRecorder {
         if self.fault.is_some() || route.probs.is_empty() {
             return;
         }
-        self.writer.routed(layer, &route.chosen, &route.probs);
+        self.writer.routed(layer, route.chosen, route.probs);
         if self.phase == Phase::Decode {
             self.writer.hidden(layer, hidden);
         }
