@@ -107,7 +107,7 @@ kernel_params! {
 pub enum DeviceBias<'a> {
     /// f32 [n_head, 2·reach + 1]
     Near { reach: usize, values: DeviceSlice<'a> },
-    /// f32 [n_head]: factors on the distance.
+    /// f32 `[n_head]`: factors on the distance.
     Slopes(DeviceSlice<'a>),
 }
 
@@ -151,7 +151,7 @@ pub struct DeviceAttention<'a> {
     pub chunk: Option<usize>,
     pub scale: f32,
     pub cap: Option<f32>,
-    /// f32 [n_head]
+    /// f32 `[n_head]`
     pub sinks: Option<DeviceSlice<'a>>,
     pub bias: Option<DeviceBias<'a>>,
     /// The queries are of a prompt and need not have the twin's bits.
@@ -261,7 +261,7 @@ impl Load {
         let mut fitting = ROWS.iter().filter(fits).rev();
         let fills =
             |rows: &&usize| self.pairs * self.group.div_ceil(**rows) >= self.multiprocessors;
-        let least = *fitting.clone().last().expect("keys of which a query fits shared memory");
+        let least = *fitting.clone().next_back().expect("keys of which a query fits shared memory");
         fitting.find(fills).copied().unwrap_or(least)
     }
 }

@@ -79,14 +79,14 @@ pub struct NewRows<'a> {
     pub v: HeadRows<'a>,
     pub keys: DeviceRows<'a>,
     pub values: DeviceRows<'a>,
-    /// u32 [1]: the position of the first token
+    /// u32 `[1]`: the position of the first token
     pub past: DeviceSlice<'a>,
 }
 
 /// The steps of queries, keys and values.
 #[derive(Clone, Copy)]
 pub struct InputSteps<'a> {
-    /// RMSNorm of each head of queries, of keys and of values, by weights f32 [dim].
+    /// RMSNorm of each head of queries, of keys and of values, by weights f32 `[dim]`.
     pub norms: [Option<DeviceSlice<'a>>; 3],
     pub eps: f32,
     /// Norms of queries and keys come behind the rotation.

@@ -54,7 +54,7 @@ impl BlockKeys {
     /// The key of each block that ends among the tokens, in the row of its last one of `out` f32
     /// [tokens, dim]: the mean of its keys, or, with scores, weighed by their softmax. Other rows
     /// become zeros, or stay as they are with scores. `state` is what is kept of a block that is
-    /// not whole: f32 [dim], its sum, or [2, block, dim], keys and scores.
+    /// not whole: f32 `[dim]`, its sum, or [2, block, dim], keys and scores.
     ///
     /// # Panics
     /// If sizes do not fit each other.

@@ -70,7 +70,7 @@ pub struct DeviceCompressor<'a> {
     pub overlaps: bool,
     /// f32 [ratio, width]
     pub places: DeviceSlice<'a>,
-    /// f32 [dim]: of the norm
+    /// f32 `[dim]`: of the norm
     pub norm: DeviceSlice<'a>,
     pub eps: f32,
 }
@@ -95,7 +95,7 @@ pub struct TextRows<'a> {
     pub scores: DeviceSlice<'a>,
     /// f32 [2, n_kept, width]: rows before these, and their scores
     pub kept: DeviceSlice<'a>,
-    /// u32 [1]; the first row's position is `first` behind it
+    /// u32 `[1]`; the first row's position is `first` behind it
     pub past: DeviceSlice<'a>,
     pub first: usize,
 }
@@ -104,7 +104,7 @@ pub struct TextRows<'a> {
 #[derive(Clone, Copy)]
 pub struct Blocks<'a> {
     pub n: usize,
-    /// u32 [1]; the first block is `skipped` behind it
+    /// u32 `[1]`; the first block is `skipped` behind it
     pub block: DeviceSlice<'a>,
     pub skipped: usize,
     /// The turns of positions at which blocks begin, from `block` on.
@@ -125,12 +125,12 @@ pub struct Seen<'a> {
     pub window: usize,
     /// The positions of so many blocks, of tokens that would see more of them.
     pub chosen: Option<(DeviceLists<'a>, usize)>,
-    /// u32 [1]; the first token's position is `first` behind it
+    /// u32 `[1]`; the first token's position is `first` behind it
     pub past: DeviceSlice<'a>,
     pub first: usize,
     /// Rows of each token; n_ctx is the number of them.
     pub to: DeviceRows<'a>,
-    /// u32 [tokens]: the number of each token's last row
+    /// u32 `[tokens]`: the number of each token's last row
     pub last: DeviceSlice<'a>,
 }
 

@@ -42,7 +42,7 @@ pub struct DeviceConv<'a> {
     pub shape: ConvShape,
     /// f32 [channels, kernel]
     pub weight: DeviceSlice<'a>,
-    /// f32 [channels]
+    /// f32 `[channels]`
     pub bias: Option<DeviceSlice<'a>>,
     pub silu: bool,
     /// Parts that become unit vectors, as queries and keys of a delta rule.

@@ -57,9 +57,9 @@ kernels! {
 #[derive(Clone, Copy)]
 pub struct DeviceGates<'a> {
     pub products: GateProducts<'a>,
-    /// f32 [n_v_heads]
+    /// f32 `[n_v_heads]`
     pub dt: DeviceSlice<'a>,
-    /// f32 [n_v_heads]
+    /// f32 `[n_v_heads]`
     pub a: DeviceSlice<'a>,
 }
 
@@ -82,7 +82,7 @@ pub struct KdaGates<'a> {
     pub decay: DeviceSlice<'a>,
     /// [n_v_heads, k_dim]
     pub dt: DeviceSlice<'a>,
-    /// [n_v_heads]
+    /// `[n_v_heads]`
     pub a: DeviceSlice<'a>,
     /// Below 0.
     pub bound: Option<f32>,
@@ -149,7 +149,7 @@ impl Delta {
         launch(stream, self.kda, &params, 3)
     }
 
-    /// `x` f32 [n, dim] ← rms_norm(x) · weight ⊙ function(gate), `weight` being f32 [dim].
+    /// `x` f32 [n, dim] ← rms_norm(x) · weight ⊙ function(gate), `weight` being f32 `[dim]`.
     ///
     /// # Panics
     /// If sizes do not fit each other.

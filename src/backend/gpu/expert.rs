@@ -151,7 +151,7 @@ pub struct Chosen<'a> {
     /// If the parts of a granule lie apart: tables of the same size with the addresses of rows of
     /// up and of columns of down. `granules` has those of rows of gate then.
     pub apart: Option<[DeviceSlice<'a>; 2]>,
-    /// u32 [pairs]: the experts, whose biases are added.
+    /// u32 `[pairs]`: the experts, whose biases are added.
     pub experts: DeviceSlice<'a>,
 }
 
@@ -219,7 +219,7 @@ pub struct DeviceBiases<'a> {
     pub down: DeviceSlice<'a>,
 }
 
-/// Factors on the device: f32 [experts] each, of gate (none if there is no gate) and up.
+/// Factors on the device: f32 `[experts]` each, of gate (none if there is no gate) and up.
 #[derive(Clone, Copy)]
 pub struct DeviceScales<'a> {
     pub gate: Option<DeviceSlice<'a>>,
@@ -248,9 +248,9 @@ pub struct Scaled<'a> {
     pub n_granules: usize,
     /// u32 [items + 1]; `None`: one item has all pairs.
     pub starts: Option<DeviceSlice<'a>>,
-    /// u32 [items]; `None`: item i is expert i.
+    /// u32 `[items]`; `None`: item i is expert i.
     pub experts: Option<DeviceSlice<'a>>,
-    /// f32 [experts]
+    /// f32 `[experts]`
     pub scales: DeviceSlice<'a>,
     /// f32 [experts, bias_stride], from the granule's first row on
     pub bias: Option<DeviceSlice<'a>>,

@@ -48,7 +48,7 @@ pub struct Grouping<'a> {
     pub matrices: DeviceSlice<'a>,
     /// u32 [n_experts + 1]: the pairs of each expert, ordered by expert
     pub starts: DeviceSlice<'a>,
-    /// u32 [pairs]: the row of input of each pair
+    /// u32 `[pairs]`: the row of input of each pair
     pub tokens: DeviceSlice<'a>,
     /// u32 [tokens, k]: the pair of a token and rank, or `NO_EXPERT`
     pub places: DeviceSlice<'a>,

@@ -83,7 +83,7 @@ pub struct Groups<'a> {
     /// u32 [tiles, `TILE_WORDS`], of `TILE_TOKENS` pairs of one item. Tiles without pairs are left
     /// out. `None`: those of all pairs of one item.
     pub tiles: Option<DeviceSlice<'a>>,
-    /// u32 [pairs]: the token of a pair; without it pair i reads record i.
+    /// u32 `[pairs]`: the token of a pair; without it pair i reads record i.
     pub tokens: Option<DeviceSlice<'a>>,
     /// Added to each product.
     pub bias: Option<GroupBias<'a>>,
@@ -94,7 +94,7 @@ pub struct Groups<'a> {
 /// Biases of a grouped product.
 #[derive(Clone, Copy)]
 pub struct GroupBias<'a> {
-    /// u32 [items]; `None`: item i is expert i.
+    /// u32 `[items]`; `None`: item i is expert i.
     pub experts: Option<DeviceSlice<'a>>,
     /// f32 [experts, stride], of which the first `rows` columns
     pub values: DeviceSlice<'a>,

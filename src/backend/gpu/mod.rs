@@ -19,6 +19,7 @@ pub mod conv;
 pub mod delta;
 pub mod embed;
 #[cfg(feature = "emulated")]
+#[path = "../../../tests/emulator/mod.rs"]
 pub mod emulated;
 pub mod expert;
 pub mod group;

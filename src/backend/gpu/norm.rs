@@ -112,7 +112,7 @@ fn groups_params(x: DeviceSlice, weight: DeviceSlice, n_groups: usize, eps: f32)
 }
 
 impl Norm {
-    /// RMSNorm of each row of `x` f32 [n, dim] into `out`, `weight` being [dim]: the twin's bits.
+    /// RMSNorm of each row of `x` f32 [n, dim] into `out`, `weight` being `[dim]`: the twin's bits.
     pub fn rms_norm_rows(
         &self,
         stream: &Stream,
@@ -205,8 +205,8 @@ impl Norm {
         self.rms(stream, self.rms_norm, params)
     }
 
-    /// RMSNorm of columns of rows, as many as `weight` f32 [dim] has, into `out` f32 [rows, dim] or
-    /// in place.
+    /// RMSNorm of columns of rows, as many as `weight` f32 `[dim]` has, into `out` f32 [rows, dim]
+    /// or in place.
     pub fn rms_norm_columns(
         &self,
         stream: &Stream,

@@ -70,7 +70,7 @@ pub struct DeviceRoute<'a> {
     pub weights: DeviceSlice<'a>,
 }
 
-/// A router's factors and biases of each expert: f32 [n_experts].
+/// A router's factors and biases of each expert: f32 `[n_experts]`.
 #[derive(Clone, Copy, Default)]
 pub struct RouteVectors<'a> {
     /// Added to the probabilities to choose by.
@@ -84,7 +84,7 @@ pub struct RouteVectors<'a> {
 pub struct FixedExperts<'a> {
     /// u32 [vocabulary, k]
     pub table: DeviceSlice<'a>,
-    /// u32 [tokens]: rows of the table
+    /// u32 `[tokens]`: rows of the table
     pub ids: DeviceSlice<'a>,
 }
 

@@ -147,7 +147,7 @@ impl Rows {
         self.each(stream, self.cap, params, x)
     }
 
-    /// Multiplies each row of `x` [rows, cols] by its number of `factors` [rows].
+    /// Multiplies each row of `x` [rows, cols] by its number of `factors` `[rows]`.
     pub fn mul_rows(&self, stream: &Stream, x: DeviceSlice, factors: DeviceSlice) -> Result<()> {
         let (n, rows) = (x.count::<f32>(), factors.count::<f32>());
         if n == 0 {

@@ -81,9 +81,9 @@ pub struct DeviceScan<'a> {
     pub silu: bool,
     /// Without it steps are 1, and the output has no gate.
     pub steps: Option<DeviceSteps<'a>>,
-    /// The logarithm of a head's decay, for a step of 1: [n_heads].
+    /// The logarithm of a head's decay, for a step of 1: `[n_heads]`.
     pub log_decay: DeviceSlice<'a>,
-    /// Factor on a head's values, which are added to its output: [n_heads].
+    /// Factor on a head's values, which are added to its output: `[n_heads]`.
     pub skip: Option<DeviceSlice<'a>>,
 }
 
@@ -95,7 +95,7 @@ pub struct DeviceSteps<'a> {
     pub stride: usize,
     /// The column of the first head's step.
     pub first: usize,
-    /// [n_heads]
+    /// `[n_heads]`
     pub bias: DeviceSlice<'a>,
 }
 
@@ -115,7 +115,7 @@ pub struct DeviceSelective<'a> {
     pub n_states: usize,
     /// [n_states, channels]
     pub log_decay: DeviceSlice<'a>,
-    /// [channels]
+    /// `[channels]`
     pub skip: DeviceSlice<'a>,
     /// [tokens, gate_stride]: the output is multiplied by the silu of the columns from `gate_first`
     /// on.

@@ -64,7 +64,7 @@ kernels! {
 /// The device memory that a look-up reads and writes.
 #[derive(Clone, Copy)]
 pub struct Lookup<'a> {
-    /// u32 [pairs], below `n_experts` or `NO_EXPERT`
+    /// u32 `[pairs]`, below `n_experts` or `NO_EXPERT`
     pub chosen: DeviceSlice<'a>,
     /// u64 [n_experts, n_granules]: the addresses of the layer's granules, 0 for those that are not
     /// on this device
@@ -73,14 +73,14 @@ pub struct Lookup<'a> {
     pub n_granules: usize,
     /// u64 [pairs, n_granules]: the table's rows, zeros if an expert is not whole
     pub granules: DeviceSlice<'a>,
-    /// u32 [pairs], if there are several devices: the number of the device that has the pair's
+    /// u32 `[pairs]`, if there are several devices: the number of the device that has the pair's
     /// expert, which the table holds in place of addresses. 0: this one, or none.
     pub homes: Option<DeviceSlice<'a>>,
-    /// u32 [1]: pairs whose expert is not whole
+    /// u32 `[1]`: pairs whose expert is not whole
     pub missing: DeviceSlice<'a>,
-    /// u32 [1]: the number of this pass; may be mapped memory of the host, as `go`
+    /// u32 `[1]`: the number of this pass; may be mapped memory of the host, as `go`
     pub pass: DeviceSlice<'a>,
-    /// u32 [1]: gets `pass` if nothing is missing, and keeps its value otherwise
+    /// u32 `[1]`: gets `pass` if nothing is missing, and keeps its value otherwise
     pub go: DeviceSlice<'a>,
 }
 
@@ -203,7 +203,7 @@ impl Resolve {
     }
 
     /// Each expert keeps the first `capacity` tokens that have chosen it; the others get
-    /// `NO_EXPERT` (`Route::limit` on the CPU). `chosen` is u32 [pairs].
+    /// `NO_EXPERT` (`Route::limit` on the CPU). `chosen` is u32 `[pairs]`.
     pub fn limit(
         &self,
         stream: &Stream,
