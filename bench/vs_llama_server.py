@@ -70,6 +70,15 @@ def arguments():
     return args
 
 
+def cache_bytes(args, n_clients, n_ctx, budget):
+    """Bytes of the KV caches of all clients together, as the dry run names them."""
+    serve = [args.moeba, "serve", args.file, "--parallel", n_clients, "-c", n_ctx, "--ram", budget,
+             "--dry-run"]
+    said = subprocess.run([str(arg) for arg in serve], capture_output=True, text=True, check=True)
+    number, unit = re.search(r"KV cache +([0-9.]+) ([KMG])iB", said.stdout + said.stderr).groups()
+    return int(float(number) * (1 << 10 * (1 + "KMG".index(unit))))
+
+
 def start(args, engine, n_clients, percent):
     """A server with its slots, and the control group that it is in."""
     n_ctx = n_clients * (args.n_prompt + args.n_gen + 64)
@@ -78,8 +87,9 @@ def start(args, engine, n_clients, percent):
     if percent is not None:
         experts, dense = plan(args)
         budget = experts * percent // 100
+        caches = cache_bytes(args, n_clients, n_ctx, budget)
         read_bps = args.disk_mb_per_second and args.disk_mb_per_second * 10**6
-        group = Group(dense + budget + HEAD_ROOM, read_bps, args.file)
+        group = Group(dense + budget + caches + HEAD_ROOM, read_bps, args.file)
         forget(args.file)
     if engine == "moeba":
         ram = ["--ram", budget] if group else []

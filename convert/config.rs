@@ -118,7 +118,7 @@ fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descript
                 let got = flags.get(layer as usize).map_or("nothing".into(), shown);
                 return Err(file.fail(&format!("{field}.{layer}"), "0 or 1", got));
             }
-            let usual = |layer: u64| (layer + 1) % 4 != 0;
+            let usual = |layer: u64| !(layer + 1).is_multiple_of(4);
             let other = (0..n).find(|layer| (flag(*layer) == Some(1)) != usual(*layer));
             if let Some(layer) = other.filter(|_| by_number) {
                 let expected = format!("{}, which files imply", u8::from(usual(layer)));

@@ -3,7 +3,8 @@
 //! [`Engine::load`] opens a GGUF file, plans where its weights go ([`plan`]) and takes the memory.
 //! A [`Session`] is one text and its KV cache: [`Session::sync`] keeps the longest prefix that the
 //! cache holds, [`Session::eval`] computes tokens and returns logits. [`Generator`] makes text of
-//! them until a limit, a stop string or the model ends it.
+//! them until a limit, a stop string or the model ends it. `bench/examples` has whole programs:
+//! answers, batches, a policy of one's own, a server.
 //!
 //! ```no_run
 //! use moeba::engine::{Engine, EngineOptions, Want};

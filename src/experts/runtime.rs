@@ -208,17 +208,17 @@ impl<M: Mover> TierRuntime<M> {
 
     // ---- placement across layers ----
 
-    /// See [`PolicyDriver::predicted`].
+    /// See `PolicyDriver::predicted`.
     pub fn predicted(&self, layer: usize, out: &mut PredictedLayers) {
         self.policy.predicted(layer, out);
     }
 
-    /// See [`PolicyDriver::prefetch_planned`].
+    /// See `PolicyDriver::prefetch_planned`.
     pub fn prefetch_planned(&self, layer: usize, schedule: &Schedule) {
         self.policy.prefetch_planned(layer, schedule);
     }
 
-    /// See [`PolicyDriver::set_attention_ns`].
+    /// See `PolicyDriver::set_attention_ns`.
     pub fn set_attention_ns(&self, ns: f64) {
         self.policy.set_attention_ns(ns);
     }

@@ -754,7 +754,7 @@ impl Keys<'_> {
         };
         let used = self.require("expert_group_used_count")?;
         // Groups are compared by their best two.
-        if n_experts % n != 0 || n_experts < 2 * n {
+        if !n_experts.is_multiple_of(n) || n_experts < 2 * n {
             let expected =
                 format!("a divisor of expert_count = {n_experts} that is no more than half");
             return Err(self.bad("expert_group_count", expected, n));

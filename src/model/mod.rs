@@ -123,7 +123,7 @@ impl Bound {
         [&self.weights.dense, &self.weights.shared]
     }
 
-    /// [`has_kernels`] of a layer of this model.
+    /// `has_kernels` of a layer of this model.
     pub fn has_kernels(&self, layer: usize, n_ctx: usize) -> bool {
         has_kernels(&self.hyper, &self.weights, layer, n_ctx)
     }

@@ -179,9 +179,10 @@ pub fn register(names: &'static Names) -> Result<()> {
     }
     let has =
         |of: fn(&Names) -> Vec<&'static str>, name| known.iter().any(|k| of(k).contains(name));
-    for (name, spec) in names.policies {
-        if !has(Names::predictors, &spec.predictor) || !has(Names::evictions, &spec.eviction) {
-            return Err(Error::invalid(format!("the policy {name} has an unknown part: {spec}")));
+    for (name, PolicySpec { predictor, eviction, .. }) in names.policies {
+        if !has(Names::predictors, predictor) || !has(Names::evictions, eviction) {
+            let parts = format!("predictor={predictor},eviction={eviction}");
+            return Err(Error::invalid(format!("the policy {name} has an unknown part: {parts}")));
         }
     }
     registered.push(names);

@@ -2,8 +2,8 @@
 //!
 //! [`Server::bind`] opens the socket and answers at once; before [`Server::open`] has given it a
 //! model, with 503. A request passes `router` (host, origin, key, limits), `api` (its wire's format
-//! to the inner [`request`]), `service` (to tokens, and into the engine's queue) and comes back as
-//! inner [`events`], which `api` writes in its wire's format, whole or by `sse`. The tasks of this
+//! to the inner `request`), `service` (to tokens, and into the engine's queue) and comes back as
+//! inner `events`, which `api` writes in its wire's format, whole or by `sse`. The tasks of this
 //! module never compute, and the thread that computes never waits for a client.
 
 mod adapters;

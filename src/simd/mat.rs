@@ -85,7 +85,7 @@ impl<'a> MatRef<'a> {
         let row = first.ty.row_bytes(cols as u64)? as usize;
         let last = first.rows.checked_sub(1)?.checked_mul(first.row_stride)?;
         let is_seen = row <= first.row_stride && last.checked_add(row)? <= first.data.len();
-        is_seen.then(|| (MatRef { cols, ..first }, first.cols))
+        is_seen.then_some((MatRef { cols, ..first }, first.cols))
     }
 
     pub fn row_range(self, rows: Range<usize>) -> Self {

@@ -161,7 +161,8 @@ impl Kernels {
         unsafe { (self.bf16_to_f32)(x, out) }
     }
 
-    /// [`quant::dequantize`]; that of the KV cache's formats is as fast as the vector unit allows.
+    /// [`quant::dequantize`](crate::quant::dequantize); that of the KV cache's formats is as fast
+    /// as the vector unit allows.
     pub fn dequantize(&self, ty: TensorType, x: &[u8], out: &mut [f32]) {
         assert_eq!(ty.row_bytes(out.len() as u64), Some(x.len() as u64), "{} of {ty}", out.len());
         // SAFETY: tables exist only for features that the processor has; sizes are checked.

@@ -57,10 +57,10 @@ pub trait Routing {
     /// The request's forward passes, in order. Prompts come before what is generated.
     fn passes(&self, request: usize) -> Vec<Pass>;
 
-    /// The token's row of the embedding table, [n_embd].
+    /// The token's row of the embedding table, `[n_embd]`.
     fn embedding(&self, token: usize, out: &mut Vec<f32>);
 
-    /// The experts that the layer's router chose for the token, [k], best first.
+    /// The experts that the layer's router chose for the token, `[k]`, best first.
     fn chosen(&self, token: usize, layer: usize, out: &mut Vec<u32>);
 
     /// The router's probabilities of all the layer's experts.
@@ -70,7 +70,7 @@ pub trait Routing {
     /// activation: probabilities of all that layer's experts.
     fn ahead(&self, token: usize, layer: usize, distance: usize, out: &mut Vec<f32>);
 
-    /// The input of the layer's router, [n_embd].
+    /// The input of the layer's router, `[n_embd]`.
     fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>);
 }
 

@@ -246,6 +246,12 @@ pub struct Cache {
     pub dir: TempDir,
 }
 
+impl Default for Cache {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Cache {
     pub fn new() -> Cache {
         Cache { dir: tempfile::tempdir().unwrap() }

@@ -237,7 +237,7 @@ impl Faults for Disk {
 
     fn after(&self, read: &Read, result: io::Result<usize>) -> io::Result<usize> {
         let one_in = self.bad_one_in.load(SeqCst);
-        if one_in == 0 || mixed(self.seed ^ read.offset) % one_in != 0 {
+        if one_in == 0 || !mixed(self.seed ^ read.offset).is_multiple_of(one_in) {
             return result;
         }
         let mut failed = self.failed.lock().unwrap();

@@ -271,7 +271,8 @@ fn no_more_is_taken_than_planned() {
             let gpu = Emulated::devices(&Config::default()).remove(0);
             let before = gpu.memory().unwrap().free_bytes;
             let mut model = Bound::new(Gguf::open_with(&path, &[]).unwrap()).unwrap().in_place();
-            let loaded = model.onto(&[gpu.clone()], &gpu_options(&part.plan, 80)).unwrap();
+            let loaded =
+                model.onto(std::slice::from_ref(&gpu), &gpu_options(&part.plan, 80)).unwrap();
             let _cache = loaded.new_cache(&model, 80, [CacheType::F32; 2]).unwrap();
             let taken = (before - gpu.memory().unwrap().free_bytes) as u64;
             let planned = part.plan.planned_bytes(0);

@@ -38,7 +38,7 @@ fn requests(engine: &Engine, n: usize) -> Vec<Request> {
     ];
     let request = |i: usize| {
         let prompt = engine.tokenizer().encode(prompts[i % prompts.len()], EncodeOptions::PROMPT);
-        let temp = if i % 3 == 0 { 0.0 } else { 0.9 };
+        let temp = if i.is_multiple_of(3) { 0.0 } else { 0.9 };
         let seed = Some(i as u64 / 2);
         Request {
             prompt: prompt.repeat(1 + i % 4),
@@ -152,7 +152,7 @@ fn scheduled(
         let (index, text, outcome) = next(&receiver);
         texts[index] = (text, outcome.unwrap().finish);
     }
-    at_rest(&engine);
+    at_rest(engine);
     texts
 }
 
@@ -272,8 +272,8 @@ fn a_text_goes_on_between_the_layers_of_a_prompt() {
         }
         let notes = notes.lock().unwrap();
         let is_layer = |note: &&str| *note == "layer";
-        let first = notes.iter().position(|note| is_layer(&note));
-        let last = notes.iter().rposition(|note| is_layer(&note));
+        let first = notes.iter().position(is_layer);
+        let last = notes.iter().rposition(is_layer);
         first.zip(last).is_some_and(|(first, last)| notes[first..last].contains(&"token"))
     });
     assert!(goes_on, "{:?}", notes.lock().unwrap());

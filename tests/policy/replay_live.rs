@@ -54,7 +54,7 @@ impl Recorder for Scribe<'_> {
         let rows = |all: &[f32], i: usize| all[i * all.len() / n..(i + 1) * all.len() / n].to_vec();
         for i in 0..n {
             let to = &mut self.recorded.tokens[self.first + i].layers[layer];
-            to.probs = rows(&route.probs, i);
+            to.probs = rows(route.probs, i);
             to.hidden = rows(hidden, i);
             to.chosen = route.chosen[i * route.k..(i + 1) * route.k].to_vec();
         }

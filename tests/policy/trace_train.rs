@@ -142,7 +142,7 @@ fn a_prefetch_distance_is_profiled_from_measured_times_and_used() {
     assert!(measured.costs.load_ns > 0.0 && measured.costs.experts_ns > 0.0, "{measured:?}");
     assert!(measured.absent > 0.0, "{measured:?}");
 
-    let best = least_waiting(&succeeded(&train(&trace, &profile, &[])));
+    let best = least_waiting(succeeded(&train(&trace, &profile, &[])));
     let mut warm = read();
     assert_eq!(restore_distance(&shape, warm.get(DISTANCE_SECTION).unwrap()), Ok(best));
     assert_eq!(distance_in_use(&model, &profile), best);
@@ -159,7 +159,7 @@ fn a_prefetch_distance_is_profiled_from_measured_times_and_used() {
     let log = String::from_utf8(output.stderr).unwrap();
     assert!(log.contains("measured is not used: it has 3 bytes, expected 44"), "{log}");
     let modelled = ["--machine", "rtx3090", "--sizes", "mixtral-8x7b", "--budget", "25"];
-    let best = least_waiting(&succeeded(&train(&trace, &profile, &modelled)));
+    let best = least_waiting(succeeded(&train(&trace, &profile, &modelled)));
     assert_eq!(restore_distance(&shape, read().get(DISTANCE_SECTION).unwrap()), Ok(best));
     failed(&train(&trace, &profile, &["--budget", "25"]), 2, &["--machine"]);
 }

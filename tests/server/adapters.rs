@@ -10,7 +10,7 @@ use crate::support::{Server, start};
 
 /// Writes an adapter of some of the demo model's matrices, with random factors.
 fn adapter(folder: &Path) -> PathBuf {
-    let model = Gguf::open(&repo().join("models/demo/moeba-demo.gguf")).unwrap();
+    let model = Gguf::open(repo().join("models/demo/moeba-demo.gguf")).unwrap();
     let path = folder.join("adapter.gguf");
     let mut out = Writer::create(&path, None).unwrap();
     out.set("general.type", "adapter").unwrap();

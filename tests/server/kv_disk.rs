@@ -109,7 +109,7 @@ fn a_changed_byte_is_found() {
     let server = start_in(folder.path(), ",64M", &[]);
     let answer = ask(&server, &prompt);
     assert_eq!(answer["tokens"], expected["tokens"]);
-    assert!(cached(&answer) < 576 && cached(&answer) % 64 == 0, "{answer}");
+    assert!(cached(&answer) < 576 && cached(&answer).is_multiple_of(64), "{answer}");
     assert_eq!(series(&server, "moeba_page_corrupt_total{tier=\"disk\"}"), 1.0);
     stop(server);
     // It was computed and written again.

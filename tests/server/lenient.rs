@@ -32,7 +32,7 @@ fn ends_never(server: &Server, path: &str, field: &str, history: &[Value], new: 
     accepted(server, path, &json!({ field: history }));
     accepted(server, path, &json!({ field: history[..3] }));
     // Behind a result it is the tool's, and a refused request ends no conversation.
-    let brought = [&history[..3], &[new.clone()]].concat();
+    let brought = [&history[..3], std::slice::from_ref(new)].concat();
     for list in [brought, vec![new.clone(), mind.clone()]] {
         accepted(server, path, &json!({ field: list }));
     }

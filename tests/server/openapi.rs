@@ -170,9 +170,8 @@ fn other(types: &[&str]) -> Value {
         ("array", json!([])),
         ("object", json!({})),
     ];
-    let is_other =
-        |name: &str| !types.contains(&name) && !(name == "integer" && types.contains(&"number"));
-    all.into_iter().find(|(name, _)| is_other(name)).unwrap().1
+    let takes = |name| types.contains(&name) || name == "integer" && types.contains(&"number");
+    all.into_iter().find(|(name, _)| !takes(*name)).unwrap().1
 }
 
 /// Values that a field does not take, by its schema.

@@ -127,7 +127,7 @@ impl Server {
     }
 
     pub fn get(&self, path: &str) -> Answer {
-        self.send(&self.head("GET", path, ""))
+        self.send(self.head("GET", path, ""))
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Answer {
@@ -140,7 +140,7 @@ impl Server {
 
     pub fn send_body(&self, method: &str, path: &str, body: &str) -> Answer {
         let head = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
-        self.send(&format!("{}{body}", self.head(method, path, &head)))
+        self.send(format!("{}{body}", self.head(method, path, &head)))
     }
 
     /// A request's head; the connection ends with it.

@@ -25,7 +25,7 @@ impl Cpu {
     }
 
     /// `alpha` [tokens, n_v_heads] → log decays, a · softplus(alpha + dt) with `dt` and `a`
-    /// [n_v_heads].
+    /// `[n_v_heads]`.
     pub fn log_decays(&self, alpha: &mut [f32], dt: &[f32], a: &[f32]) {
         let n = a.len();
         assert!(alpha.len().is_multiple_of(n) && dt.len() == n);
@@ -47,7 +47,7 @@ impl Cpu {
     }
 
     /// `x` [tokens, n_heads, k_dim] → logarithms of decays, a · softplus(x + dt), or bound ·
-    /// sigmoid(a · (x + dt)) if there is a bound; `dt` [n_heads, k_dim] and `a` [n_heads].
+    /// sigmoid(a · (x + dt)) if there is a bound; `dt` [n_heads, k_dim] and `a` `[n_heads]`.
     pub fn element_decays(&self, x: &mut [f32], dt: &[f32], a: &[f32], bound: Option<f32>) {
         let k_dim = dt.len() / a.len();
         let factors = |x: &mut [f32]| {
@@ -268,7 +268,7 @@ mod tests {
         let qkv = [token(b, a, 7.0), token(a, b, 9.0), token(a, a, 4.0)].concat();
         let mut out = vec![0.0; 15];
         let gates = (&[0.0; 3][..], &[1.0; 3][..]);
-        cpu.delta_rule(shape, &qkv, gates, &mut vec![0.0; 15], &mut out);
+        cpu.delta_rule(shape, &qkv, gates, &mut [0.0; 15], &mut out);
         let scale = 1.0 / 3f32.sqrt();
         for (got, wanted) in out.chunks_exact(5).zip([0.0, 7.0, 4.0]) {
             assert!((got[0] - wanted * scale).abs() < 1e-4, "{got:?} {wanted}");

@@ -41,7 +41,7 @@ impl Cpu {
     }
 
     /// LayerNorm of each row of `x` [n, weight.len()] into `out`: (x − mean) / √(variance + ε) ·
-    /// weight + bias, mean and variance by [`sum`].
+    /// weight + bias, mean and variance by `sum`.
     pub fn layer_norm_rows(
         &self,
         x: &[f32],

@@ -27,7 +27,7 @@ impl Score {
 
 impl Cpu {
     /// Turns router logits, in `route.probs`, into probabilities, the `k` best experts (ties to
-    /// the lower id) and their weights. `bias` [n_experts] is added to the probabilities for the
+    /// the lower id) and their weights. `bias` `[n_experts]` is added to the probabilities for the
     /// choice, not for the weights.
     pub fn route(&self, route: &mut Route, choice: &Choice, bias: Option<&[f32]>) {
         let (n, k) = (route.n_experts, route.k);

@@ -22,7 +22,7 @@ pub struct Selective<'a> {
     pub outputs: Range<usize>,
     /// Logarithms of decays for a step of 1: [states, channels].
     pub log_decay: &'a [f32],
-    /// Factor on the input, which is added to the output: [channels].
+    /// Factor on the input, which is added to the output: `[channels]`.
     pub skip: &'a [f32],
 }
 

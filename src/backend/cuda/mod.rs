@@ -1,7 +1,7 @@
 //! NVIDIA GPUs through the driver, which is loaded at run time: the same program runs without one.
 //! The only user of cudarc.
 //!
-//! cudarc panics if the library or one of its functions is missing, so [`library::present`] checks
+//! cudarc panics if the library or one of its functions is missing, so `library::present` checks
 //! both first. The kernels are those of `kernels/ptx`: machine code for the GPUs that the compilers
 //! there know, and PTX that the driver compiles for others and caches.
 

@@ -41,7 +41,7 @@ impl DistanceBias {
         &self.values
     }
 
-    /// Factors on the distance, f32 [n_head]; empty where it has values.
+    /// Factors on the distance, f32 `[n_head]`; empty where it has values.
     pub fn slopes(&self) -> &[f32] {
         &self.slopes
     }

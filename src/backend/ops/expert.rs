@@ -98,9 +98,9 @@ pub struct ExpertForm<'a> {
 /// Factors on each expert's products of gate and up, before biases are added.
 #[derive(Clone, Debug)]
 pub struct ExpertScales {
-    /// [experts]; empty without a gate.
+    /// `[experts]`; empty without a gate.
     pub gate: Vec<f32>,
-    /// [experts]
+    /// `[experts]`
     pub up: Vec<f32>,
 }
 

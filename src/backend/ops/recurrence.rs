@@ -37,7 +37,7 @@ pub struct ShortConv<'a> {
     pub shape: ConvShape,
     /// [channels, kernel], whose last column meets the present.
     pub weight: &'a [f32],
-    /// [channels]
+    /// `[channels]`
     pub bias: Option<&'a [f32]>,
     /// The result z becomes z·sigmoid(z).
     pub silu: bool,
@@ -90,8 +90,8 @@ pub struct Scan<'a> {
     pub v: Columns,
     /// A step a token and head, [tokens, n_heads]: values are multiplied by it. 1 without it.
     pub steps: Option<&'a [f32]>,
-    /// The logarithm of a head's decay, for a step of 1: [n_heads].
+    /// The logarithm of a head's decay, for a step of 1: `[n_heads]`.
     pub log_decay: &'a [f32],
-    /// Factor on a head's values, which are added to its output: [n_heads].
+    /// Factor on a head's values, which are added to its output: `[n_heads]`.
     pub skip: Option<&'a [f32]>,
 }

@@ -1,8 +1,8 @@
 //! Compares every kernel of a device with its twin on the CPU, on seeded data, for `moeba
-//! selftest`. Each family of kernels has a file here and a line in [`FAMILIES`].
+//! selftest`. Each family of kernels has a file here and a line in `FAMILIES`.
 //!
-//! A case is a shape and a seed. Its operands are [`Mirror`]s, values on the host and on the
-//! device: the twin changes the one half, the kernel the other, and [`Bench::equal`] compares them.
+//! A case is a shape and a seed. Its operands are `Mirror`s, values on the host and on the
+//! device: the twin changes the one half, the kernel the other, and `Bench::equal` compares them.
 //!
 //! The twins use this processor's vector code, which the project's tests compare with the scalar
 //! code, the specification, to the bit.

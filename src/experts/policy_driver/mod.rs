@@ -103,9 +103,9 @@ const WANTS_HIDDEN: u8 = 2;
 const WANTS_NEXT_TOKEN: u8 = 4;
 
 fn store_wants(to: &AtomicU8, Wants { ahead, hidden, next_token }: Wants) {
-    let bits = u8::from(ahead) * WANTS_AHEAD
-        | u8::from(hidden) * WANTS_HIDDEN
-        | u8::from(next_token) * WANTS_NEXT_TOKEN;
+    let bits = (u8::from(ahead) * WANTS_AHEAD)
+        | (u8::from(hidden) * WANTS_HIDDEN)
+        | (u8::from(next_token) * WANTS_NEXT_TOKEN);
     to.store(bits, Ordering::Relaxed);
 }
 

@@ -184,7 +184,10 @@ mod tests {
             let start = NonNull::new(std::ptr::without_provenance_mut(1 << 30)).unwrap();
             let bytes = 40 * (3 << 20);
             let memory = Memory::new(&HostMemory { start, bytes, slot_bytes });
-            assert!(memory.part_bytes % PAGE == 0 && memory.part_bytes % slot_bytes == 0);
+            assert!(
+                memory.part_bytes.is_multiple_of(PAGE)
+                    && memory.part_bytes.is_multiple_of(slot_bytes)
+            );
             let at = |offset: usize| memory.start + offset;
             assert!(!memory.has(at(0), 1));
             memory.n_pinned.store(memory.part_bytes + 8192, Ordering::Relaxed);

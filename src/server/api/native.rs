@@ -116,7 +116,7 @@ pub fn settings_of(request: &Request, service: &Service) -> Value {
     if let Some(biases) =
         settings["logit_bias"].as_array_mut().filter(|_| request.limits.ignore_eos)
     {
-        let ends = service.engine().tokenizer().eog_ids().into_iter();
+        let ends = service.engine().tokenizer().eog_ids();
         biases.extend(ends.map(|id| bias(&LogitBias { id, bias: f32::NEG_INFINITY })));
     }
     settings["ignore_eos"] = request.limits.ignore_eos.into();

@@ -105,7 +105,7 @@ fn decoded(data: &str) -> Option<String> {
 pub fn newest(roles: &[&str]) -> Option<usize> {
     let before = roles.strip_suffix(&["assistant"]).unwrap_or(roles);
     let is_said = |role: &&str| !["system", "developer"].contains(role);
-    let last = before.iter().rposition(|role| is_said(role))?;
+    let last = before.iter().rposition(&is_said)?;
     let earlier = before[..last].iter().rfind(|role| is_said(role));
     let is_brought = earlier.is_some_and(|role| ["tool", "function"].contains(role));
     (before[last] == "user" && !is_brought).then_some(last)

@@ -580,7 +580,7 @@ mod tests {
             let now = seconds(self.now);
             match self.roster.next(now) {
                 Act::Plan(id) if succeeds => {
-                    let is_on_device = self.needs[id] % 7 == 0;
+                    let is_on_device = self.needs[id].is_multiple_of(7);
                     let need = Need { is_on_device, ..need(self.needs[id]) };
                     self.roster.planned(id, Some(need));
                 }

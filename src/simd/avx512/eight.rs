@@ -35,6 +35,8 @@ impl Integers {
         let floats = |v| _mm256_permute2f128_ps::<1>(v, v);
         Integers {
             isums: words(self.isums),
+            // `map` would be compiled without the closure's instructions.
+            #[allow(clippy::manual_map)]
             imins: match self.imins {
                 Some(imins) => Some(words(imins)),
                 None => None,

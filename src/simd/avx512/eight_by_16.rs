@@ -110,7 +110,7 @@ impl Codes for BlockQ6K {
             let ql = (&raw const (*w).ql).cast::<u8>().add(64 * (c / 2));
             let tops = twice((&raw const (*w).qh).cast::<u8>().add(32 * (c / 2)));
             let both = _mm512_loadu_si512(ql.cast());
-            let (low, tops) = if c % 2 == 0 {
+            let (low, tops) = if c.is_multiple_of(2) {
                 (both, _mm512_sllv_epi16(tops, by_half(4, 2)))
             } else {
                 (_mm512_srli_epi16::<4>(both), _mm512_srlv_epi16(tops, by_half(0, 2)))

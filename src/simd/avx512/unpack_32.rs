@@ -143,7 +143,11 @@ fn five_bits(tops: __m512i, low: [__m512i; 4], codes: &mut [__m512i; 8]) {
         // Byte g / 2 of the word has the bits of two groups.
         let in_word = _mm512_set4_epi32(0x0c0c_0c0c, 0x0808_0808, 0x0404_0404, 0);
         let byte = _mm512_add_epi8(in_word, _mm512_set1_epi8((g / 2) as i8));
-        let bits = _mm512_set1_epi32(if g % 2 == 0 { 0x0804_0201 } else { 0x8040_2010_u32 as i32 });
+        let bits = _mm512_set1_epi32(if g.is_multiple_of(2) {
+            0x0804_0201
+        } else {
+            0x8040_2010_u32 as i32
+        });
         let is_set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(tops, byte), bits);
         _mm512_mask_add_epi8(codes, is_set, codes, sixteen)
     };

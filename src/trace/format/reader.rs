@@ -74,7 +74,7 @@ impl Trace {
         self.columns.ids[token]
     }
 
-    /// The token's row of the embedding table: [n_embd].
+    /// The token's row of the embedding table: `[n_embd]`.
     pub fn embedding(&self, token: usize) -> &[f32] {
         &self.embeddings[self.rows[token].embedding * self.header.n_embd..][..self.header.n_embd]
     }
@@ -112,7 +112,7 @@ impl Trace {
         Some(found.target)
     }
 
-    /// Replaces the contents of `out` by what the layer's router saw: [n_embd], or nothing if it
+    /// Replaces the contents of `out` by what the layer's router saw: `[n_embd]`, or nothing if it
     /// is not in the trace.
     pub fn hidden(&self, token: usize, layer: usize, out: &mut Vec<f32>) {
         out.clear();

@@ -158,7 +158,7 @@ impl<W: Write> Writer<W> {
         self.pass.missing -= part.range.len();
     }
 
-    /// The input of a layer's router in a decode step: [n_embd].
+    /// The input of a layer's router in a decode step: `[n_embd]`.
     pub fn hidden(&mut self, layer: usize, hidden: &[f32]) {
         let part = &self.codec.layout.layers[layer].hidden;
         if part.is_empty() || self.pass.decode_rows.is_empty() {

@@ -9,7 +9,7 @@ const PIECE: usize = 64;
 
 impl Cpu {
     /// Scores of the first `out.len()` positions for one token: Σ over heads, in their order, of
-    /// weight · max(query · key, 0). `q` [heads, dim], `weights` [heads].
+    /// weight · max(query · key, 0). `q` [heads, dim], `weights` `[heads]`.
     pub fn index_scores(&self, q: &[f32], weights: &[f32], keys: Rows, out: &mut [f32]) {
         let (n, dim) = (out.len(), keys.dim);
         assert!(q.len() == weights.len() * dim && n <= keys.n_ctx);
@@ -35,7 +35,7 @@ impl Cpu {
     }
 
     /// Scores of blocks of the first `n_seen` positions for one query of one head: the largest
-    /// query · key of each. `out` [blocks].
+    /// query · key of each. `out` `[blocks]`.
     pub fn block_scores(
         &self,
         q: &[f32],

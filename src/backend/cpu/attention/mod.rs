@@ -6,7 +6,7 @@
 //!
 //! A query's bits depend on what it sees and on nothing else: not on the queries beside it, the
 //! cut of the prompt, the threads, or which of the two ways below computed it. Positions are cut
-//! into tiles of [`TILE`] and splits of [`SPLIT`], at multiples of these sizes wherever a window
+//! into tiles of `TILE` and splits of `SPLIT`, at multiples of these sizes wherever a window
 //! begins. For one query and head, with (max, sum, acc) = (−∞, 0, 0) at the start of a split:
 //!
 //! - **Tile**, ascending, over the positions i of it that the query sees:
@@ -29,7 +29,7 @@
 //! # Two ways
 //!
 //! A unit of work is a block of queries that share a KV head: each tile of keys and values is
-//! converted and read once for [`ROWS`] of them or more. Where that makes fewer units than keep the
+//! converted and read once for `ROWS` of them or more. Where that makes fewer units than keep the
 //! threads busy (decode), a unit is one split of a block, in waves of a few splits a thread;
 //! partial results meet in a buffer whose size the threads decide, not the text.
 

@@ -102,7 +102,7 @@ impl ExpertBuffers {
     }
 
     /// The input of an expert's down matrix for a pair, once all of its granules are computed:
-    /// [n_ff].
+    /// `[n_ff]`.
     pub fn inner(&self, pair: usize) -> &[f32] {
         &self.inner[pair * self.n_ff..][..self.n_ff]
     }

@@ -1,6 +1,6 @@
 //! A pool of threads for the token loop. A region is a closure for whichever threads come: the
 //! caller begins at once, workers join it, and it ends when all work is done and those that joined
-//! have finished. A worker that does not come in time is not waited for ([`gate`]).
+//! have finished. A worker that does not come in time is not waited for (`gate`).
 //!
 //! Between regions the workers spin, because the next region of a token follows within
 //! microseconds and the next token soon after; after a while without work they park, so that an

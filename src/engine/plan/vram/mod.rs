@@ -168,7 +168,7 @@ impl DevicePlan {
 /// other programs' windows, and a safe distance from where drivers begin to move memory.
 const HEAD_ROOM: u64 = 512 << 20;
 
-/// [`HEAD_ROOM`] or 4 %, whichever is more; but never more than an eighth of what is free.
+/// `HEAD_ROOM` or 4 %, whichever is more; but never more than an eighth of what is free.
 pub fn head_room(free: u64) -> u64 {
     HEAD_ROOM.max(free / 25).min(free / 8)
 }

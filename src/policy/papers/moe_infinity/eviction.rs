@@ -10,7 +10,7 @@ use crate::policy::{Event, Eviction, Expert, Routed, Shape};
 /// without any: by layer.
 const PRIOR: f64 = 1e-3;
 
-/// Priority: (M[i][j] + ε) · (1 − i/L), where M is the sum of the request-level EAMs of all
+/// Priority: `(M[i][j] + ε) · (1 − i/L)`, where M is the sum of the request-level EAMs of all
 /// requests in progress, and i the expert's place among L MoE layers. M counts decode steps: a
 /// prompt does not touch what decode keeps. The paper wants early layers favoured, as prefetching
 /// is of less use to them, and gives no formula: we take the one by which it weighs prefetches,

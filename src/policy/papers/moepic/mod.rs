@@ -122,7 +122,7 @@ impl Moepic {
             keep.max(1).max(n_slots.div_ceil(n_experts.max(1))).min(n)
         });
         let keep: Vec<usize> = keep.collect();
-        shares(n_slots, keep.into_iter())
+        shares(n_slots, keep)
     }
 
     /// Whether there is enough to plan from.

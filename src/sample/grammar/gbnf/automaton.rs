@@ -77,7 +77,8 @@ pub struct Automaton {
     stacks: HashMap<Frame, Stack>,
     states: Vec<Arc<Contents>>,
     numbers: HashMap<Arc<Contents>, State>,
-    /// For each state the next one by byte.
+    /// For each state the next one by byte. Boxes, so that the list grows by moving pointers.
+    #[allow(clippy::vec_box)]
     next: Vec<Box<[State; 256]>>,
 }
 

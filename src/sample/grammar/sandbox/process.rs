@@ -105,6 +105,12 @@ enum Outcome {
     Died,
 }
 
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Sandbox {
     pub fn new() -> Sandbox {
         let (quick, whole) = (Lane::new(QUICK, N_QUICK), Lane::new(WHOLE, N_WHOLE));

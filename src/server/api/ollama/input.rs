@@ -423,7 +423,7 @@ mod tests {
                 "messages[0].tool_calls[0].function.arguments",
             ),
         ] {
-            let error = read_messages(&[message.clone()]).unwrap_err();
+            let error = read_messages(std::slice::from_ref(&message)).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(path), "{message}");
         }
     }

@@ -160,8 +160,8 @@ impl LayerModel {
         if fits { Ok(()) } else { Err("its matrices do not fit each other".into()) }
     }
 
-    /// From the earlier layer's `hidden` [n_embd], what it chose, and its probabilities [n_source].
-    /// Fills `work.hidden` and `work.logits`.
+    /// From the earlier layer's `hidden` `[n_embd]`, what it chose, and its probabilities
+    /// `[n_source]`. Fills `work.hidden` and `work.logits`.
     pub fn forward(&self, hidden: &[f32], chosen: &[u32], probs: &[f32], work: &mut Workspace) {
         self.compress.apply(hidden, &mut work.features);
         push_choice(chosen, probs, self.n_source(), &mut work.features);
