@@ -90,7 +90,7 @@ impl TextSink for Text {
 impl JobSink for Text {
     fn finished(&mut self, result: Result<Outcome>) {
         let text = result.map(|_| std::mem::take(&mut self.text));
-        // Nobody listens any more if another text has failed.
+        // The receiver is gone if another text has failed.
         let _ = self.ended.send((self.i, text));
     }
 }

@@ -72,7 +72,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What became of the experts while a text was generated with half of them in memory.
+/// Counts hits and misses of a text that is generated with half of the experts in memory.
 fn run(model: &Path, policy: &str, n_predict: usize) -> Result<Counters> {
     let options =
         EngineOptions { ram: "50%".parse()?, policy: policy.parse()?, ..EngineOptions::default() };

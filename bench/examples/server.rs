@@ -31,7 +31,7 @@ fn start(model: &Path) -> Result<Server> {
     Ok(server)
 }
 
-/// What any client does.
+/// Posts a chat, as any client.
 fn ask(url: &str, question: &str, max_tokens: usize) -> Result<Value> {
     let body = json!({
         "messages": [{ "role": "user", "content": question }],

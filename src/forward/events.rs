@@ -101,10 +101,11 @@ impl Model {
         cpu: &Cpu,
         batch: &Batch,
         l: usize,
-        (routing, e): (Routing<'_>, &mut EventBuffers),
+        routing: Routing<'_>,
+        e: &mut EventBuffers,
     ) {
-        self.publish_choice(batch, l, (routing, &mut *e));
-        self.publish_look_ahead(cpu, batch, l, (routing, e));
+        self.publish_choice(batch, l, routing, e);
+        self.publish_look_ahead(cpu, batch, l, routing, e);
     }
 
     /// The first half of `publish_routed`: evictions hear of it, which takes next to no time, so
@@ -113,10 +114,11 @@ impl Model {
         &self,
         batch: &Batch,
         l: usize,
-        (routing, e): (Routing<'_>, &mut EventBuffers),
+        routing: Routing<'_>,
+        e: &mut EventBuffers,
     ) {
         if self.has_router(l) && self.hierarchy.has_policies() {
-            self.publish_to(Audience::Evictions, batch, l, (routing, e));
+            self.publish_to(Audience::Evictions, batch, l, routing, e);
         }
     }
 
@@ -127,7 +129,8 @@ impl Model {
         cpu: &Cpu,
         batch: &Batch,
         l: usize,
-        (routing, e): (Routing<'_>, &mut EventBuffers),
+        routing: Routing<'_>,
+        e: &mut EventBuffers,
     ) {
         if !self.has_router(l) || !self.hierarchy.has_policies() {
             return;
@@ -139,7 +142,7 @@ impl Model {
         let x = || rows_of(routing.x, &decoded, self.hyper.n_embd);
         let ahead = ahead.filter(|next| self.look_ahead(cpu, *next, x(), e));
         ahead.iter().for_each(|_| self.hierarchy.count_look_ahead());
-        self.publish_to(Audience::Predictors { ahead }, batch, l, (routing, e));
+        self.publish_to(Audience::Predictors { ahead }, batch, l, routing, e);
     }
 
     fn publish_to(
@@ -147,7 +150,8 @@ impl Model {
         audience: Audience,
         batch: &Batch,
         l: usize,
-        (routing, e): (Routing<'_>, &mut EventBuffers),
+        routing: Routing<'_>,
+        e: &mut EventBuffers,
     ) {
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
             let part = |rows| LayerRows { layer: l as u32, request, rows };

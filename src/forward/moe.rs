@@ -135,7 +135,7 @@ impl CpuPass<'_, '_> {
         }
         self.deal_to_peers(l, ffn, f);
         let mut part = self.next_part(ffn, f, 0);
-        model.publish_choice(self.batch, l, (Routing { route: &f.route, h, x }, &mut *e));
+        model.publish_choice(self.batch, l, Routing { route: &f.route, h, x }, e);
         self.acquire_part(l, ffn, &part, f);
         let changes_input = ffn.weights_input || ffn.latent.is_some();
         if !changes_input {
@@ -146,7 +146,7 @@ impl CpuPass<'_, '_> {
         if let Some(shared) = &ffn.shared {
             self.shared_expert(l, shared, f, y)?;
         }
-        model.publish_look_ahead(cpu, self.batch, l, (Routing { route: &f.route, h, x }, &mut *e));
+        model.publish_look_ahead(cpu, self.batch, l, Routing { route: &f.route, h, x }, e);
         if ffn.weights_input {
             self.weigh_input(ffn, h, f);
         }
@@ -176,10 +176,21 @@ impl CpuPass<'_, '_> {
         }
         let of_layer = model.weights.experts_of(l, &ffn.gate);
         model.sum_expert_inputs(l, of_layer, &f.demand, &f.acts, &f.expert);
-        // ordered sum
+        self.sum_experts(l, ffn, f, e, y)
+    }
+
+    /// y += the experts' sum, in a fixed order, and what small experts make of it
+    fn sum_experts(
+        &self,
+        l: usize,
+        ffn: &FfnWeights,
+        f: &mut FfnBuffers,
+        e: &mut EventBuffers,
+        y: &mut Floats,
+    ) -> Result<()> {
         let start = Instant::now();
         match &ffn.latent {
-            None => cpu.ordered_sum(&f.demand, &f.route.weights, &f.expert, y),
+            None => self.cpu.ordered_sum(&f.demand, &f.route.weights, &f.expert, y),
             Some(latent) => self.widen(latent, f, y),
         }
         if let Some(adjugate) = &ffn.adjugate {

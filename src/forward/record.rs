@@ -46,7 +46,8 @@ impl Model {
         cpu: &Cpu,
         batch: &Batch,
         l: usize,
-        (routing, e): (Routing<'_>, &mut EventBuffers),
+        routing: Routing<'_>,
+        e: &mut EventBuffers,
         observer: &mut dyn Observer,
     ) {
         for (rows, segment) in batch.segments() {

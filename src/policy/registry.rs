@@ -156,7 +156,7 @@ const BASELINES: Names = Names {
     ],
 };
 
-/// What programs have added.
+/// Names that programs have added.
 static REGISTERED: Mutex<Vec<&'static Names>> = Mutex::new(Vec::new());
 
 /// Adds names that [`PolicySpec`] is parsed from and built of, beside moeba's own. Fails for a name

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Files with a `#[path]`, and why.
 const PATHS: &[(&str, &str)] = &[
+    ("src/backend/gpu/mod.rs", "the emulated device is among the tests"),
     ("src/lib.rs", "convert/ lies beside src/"),
     ("src/experts/mod.rs", "tests/tier_loom.rs compiles src/experts/tier without its tests"),
     ("tests/pool_loom.rs", "compiles a source with loom's primitives"),

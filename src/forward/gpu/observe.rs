@@ -15,7 +15,8 @@ impl GpuPass<'_> {
         self.b.ffn.route.dense(n, 1.0);
         let to = &mut self.b.h;
         self.state.staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
-        self.model.record_routed(self.cpu, self.batch, l, self.b.routing(), self.observer);
+        let (routing, e) = self.b.routing();
+        self.model.record_routed(self.cpu, self.batch, l, routing, e, self.observer);
         Ok(())
     }
 
@@ -44,8 +45,10 @@ impl GpuPass<'_> {
         })?;
         let tiers = self.tiers(l);
         self.state.hybrid.end_attention(tiers);
-        self.model.record_routed(self.cpu, self.batch, l, self.b.routing(), self.observer);
-        self.model.publish_routed(self.cpu, self.batch, l, self.b.routing());
+        let (routing, e) = self.b.routing();
+        self.model.record_routed(self.cpu, self.batch, l, routing, e, self.observer);
+        let (routing, e) = self.b.routing();
+        self.model.publish_routed(self.cpu, self.batch, l, routing, e);
         Ok(())
     }
 }
