@@ -6,9 +6,9 @@
     ray/bin/pip install "ray[data]"
     ray/bin/python bench/batch.py [-n 300]
 
-Three Ray nodes on this machine serve the demo model. The program is taken from src/server/README.md
-and run as a user would run it: on one replica, then on three, one of whose engines is killed every
-four seconds. Fails unless the sorted answers have the same SHA-256.
+Three Ray nodes on this machine serve the demo model. The program is taken from
+src/server/docs/machines.md and run as a user would run it: on one replica, then on three, one of
+whose engines is killed every four seconds. Fails unless the sorted answers have the same SHA-256.
 """
 
 import argparse
@@ -28,8 +28,8 @@ THINGS = "branch commit file folder shell package server network pointer thread"
 
 
 def program(path):
-    """The README's lines from `import json, sys` to the end of their block."""
-    lines = (ROOT / "src/server/README.md").read_text(encoding="utf-8").splitlines()
+    """The page's lines from `import json, sys` to the end of their block."""
+    lines = (ROOT / "src/server/docs/machines.md").read_text(encoding="utf-8").splitlines()
     first = lines.index("    import json, sys, urllib.request")
     block = []
     for line in lines[first:]:

@@ -417,7 +417,8 @@ def soak(args):
         [thread.join() for thread in threads]
         seconds = time.monotonic() - begin
         wait_until(lambda: n_busy(port) == 0 and metric(port, "moeba_queue_length") == 0)
-        time.sleep(1)
+        # Threads that wait for a file or a grammar end after ten idle seconds.
+        time.sleep(12)
         mark(args.requests)
         print(f"{args.requests} requests in {seconds:.0f} s: {dict(sorted(results.items()))}")
         for i, rss, n_files, n_threads in marks:

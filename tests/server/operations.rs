@@ -1,5 +1,5 @@
-//! The server among others: the lines of `src/server/README.md` for nginx and Prometheus, run by
-//! these programs where they are installed; the socket of systemd; a prefix of all paths.
+//! The server among others: the lines of `src/server/docs/operations.md` for nginx and Prometheus,
+//! run by these programs where they are installed; the socket of systemd; a prefix of all paths.
 
 use super::support::{Answer, Server, model, read, start};
 use common::repo;
@@ -11,11 +11,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The indented lines of the first block below a heading of the server's README that begins with
+/// The indented lines of the first block below a heading of that page that begins with
 /// `first`.
 fn block(heading: &str, first: &str) -> String {
-    let text = std::fs::read_to_string(repo().join("src/server/README.md")).unwrap();
-    let (_, below) = text.split_once(&format!("### {heading}\n")).expect("the heading");
+    let text = std::fs::read_to_string(repo().join("src/server/docs/operations.md")).unwrap();
+    let (_, below) = text.split_once(&format!("## {heading}\n")).expect("the heading");
     let lines = below.lines().skip_while(|line| line.strip_prefix("    ") != Some(first));
     let block = lines.take_while(|line| line.starts_with("    "));
     let block: String = block.map(|line| format!("{}\n", &line[4..])).collect();

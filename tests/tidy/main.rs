@@ -2,6 +2,7 @@
 //! therefore dependent on rustfmt's layout, which is the repository's anyway.
 
 mod lexer;
+mod links;
 mod modules;
 mod ratchets;
 mod signatures;
