@@ -186,7 +186,8 @@ impl<'a> Pass<'a> {
             if value.is_none() {
                 rest.next();
             }
-            self.push(spelled, None);
+            let (flag, value) = spelled;
+            self.push(flag, value.map(OsString::from));
             return Ok(());
         }
         if let Some(arg) = self.find(name) {
@@ -296,9 +297,13 @@ impl<'a> Pass<'a> {
         is_number(number).then_some((arg, number))
     }
 
-    fn spelling(&self, name: &str, value: Option<&OsStr>) -> Option<&'static str> {
-        let spelled = llama_flags::spelling(name, value?.to_str()?)?;
-        self.own(spelled).map(|_| spelled)
+    fn spelling(
+        &self,
+        name: &str,
+        value: Option<&OsStr>,
+    ) -> Option<(&'static str, Option<String>)> {
+        let spelled = llama_flags::spelling(name, value?.to_str()?);
+        spelled.filter(|(flag, _)| self.own(flag).is_some())
     }
 
     fn names_model(&self, name: &str) -> bool {
@@ -465,6 +470,8 @@ mod tests {
                 "moeba bench m --n-prompt=1,2 --repetitions=3 --repetitions=4",
             ),
             ("moeba bench m -mmp 0", "moeba bench m --no-mmap"),
+            ("moeba run m --moe-cache-mib 512", "moeba run m --vram=512M"),
+            ("moeba serve m --moe-cache-mib=512", "moeba serve m --vram=512M"),
             ("moeba run m --usage", "moeba run m --help"),
             ("moeba run -h", "moeba run -h"),
             ("moeba -v run m", "moeba --verbose run m"),

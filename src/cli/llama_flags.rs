@@ -88,9 +88,15 @@ pub fn synonyms(name: &str) -> impl Iterator<Item = &'static str> {
     rows.flat_map(|row| row.split(' '))
 }
 
-/// The spelling of a flag with this value here.
-pub fn spelling(name: &str, value: &str) -> Option<&'static str> {
-    TABLES.spellings.get(&format!("{name} {value}")).map(String::as_str)
+/// The flag here that a flag with this value is, and its value.
+pub fn spelling(name: &str, value: &str) -> Option<(&'static str, Option<String>)> {
+    let row = |value: &str| TABLES.spellings.get(&format!("{name} {value}")).map(String::as_str);
+    let is_count = value.bytes().all(|b| b.is_ascii_digit()) && !value.starts_with('0');
+    let spelled = row(value).or_else(|| row("N").filter(|_| is_count))?;
+    Some(match spelled.split_once(' ') {
+        Some((flag, pattern)) => (flag, Some(pattern.replace('N', value))),
+        None => (spelled, None),
+    })
 }
 
 /// The value of a harmless flag, and why it changes nothing for a subcommand.
@@ -283,7 +289,7 @@ mod tests {
         // Each row is there for a flag; some are the other half of a harmless one.
         let rows: BTreeSet<&str> = TABLES.refused.iter().map(|row| row.why.as_str()).collect();
         cures.extend(
-            ["-mg", "--rope-scale", "-embd", "--attention"]
+            ["-mg", "--rope-scale", "-embd", "--attention", "--moe-cache-mib"]
                 .map(|name| refused("run", name).unwrap()),
         );
         assert_eq!(cures, rows);
