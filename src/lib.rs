@@ -1,5 +1,10 @@
 //! moeba: inference for Mixture-of-Experts language models that are bigger than the memory they
-//! run in. The README's code map says what each module is for and what it must not know.
+//! run in.
+//!
+//! A program that embeds moeba loads an [`Engine`] and generates text with a [`Generator`], or
+//! computes logits with a [`Session`]; [`engine`] has an example, `bench/examples` whole programs.
+//! [`policy::register`] adds policies of one's own, [`server::Server`] serves HTTP, [`chat`] renders
+//! a model's template. `src/README.md` says what each module is for and what it must not know.
 
 pub mod backend;
 pub mod cancel;
@@ -28,4 +33,6 @@ pub mod trace;
 pub mod train;
 pub mod units;
 
+pub use engine::{Engine, EngineOptions, Generator, Request, Session};
 pub use error::{Error, Result};
+pub use policy::PolicySpec;

@@ -41,12 +41,14 @@ impl FromStr for RamBudget {
             return Ok(RamBudget::Auto);
         }
         let budget = match text.strip_suffix('%') {
-            Some(percent) => number(percent).map(RamBudget::Percent),
+            Some(percent) => {
+                number(percent).filter(|percent| *percent <= 100.0).map(RamBudget::Percent)
+            }
             None => size(text).map(RamBudget::Bytes),
         };
         budget.ok_or_else(|| {
             let expected = "expected bytes with K, M, G or T as in 1.5G, a percentage of the \
-                            experts as in 50%, or auto";
+                            experts as in 50%, at most 100%, or auto";
             Error::Usage(expected.into())
         })
     }
@@ -312,6 +314,8 @@ mod tests {
             "½G",
             "0x10",
             "50%%",
+            "100.1%",
+            "300%",
             "fifty",
         ];
         for text in bad {
@@ -456,7 +460,7 @@ mod tests {
         assert_eq!(planned("500M", IoKind::Auto, &sizes(1)), streamed(500));
         assert_eq!(planned("25%", IoKind::Pread, &sizes(1)), streamed(250));
         assert_eq!(planned("40M", IoKind::Uring, &sizes(1)), streamed(40));
-        for text in ["1000M", "2G", "100%", "300%"] {
+        for text in ["1000M", "2G", "100%"] {
             assert_eq!(planned(text, IoKind::Auto, &sizes(1)), Place::InPlace, "{text}");
             assert_eq!(planned(text, IoKind::Mmap, &sizes(1)), Place::InPlace, "{text}");
             assert_eq!(planned(text, IoKind::Uring, &sizes(1)), streamed(1010), "{text}");
