@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use std::path::Path;
 
 use super::Written;
-use super::stream::{self, Feed, Job};
+use super::stream::{self, Feed, TensorJob};
 use crate::experts::{DIRECT_ALIGN, ExpertTensors, LayerExperts};
 use crate::gguf::{DEFAULT_ALIGNMENT, Gguf, TensorType, Writer};
 use crate::model::granules::{self, TypedExperts};
@@ -68,7 +68,7 @@ pub fn write<'a>(
     layout: Layout,
     targets: &[Target],
     verb: &'static str,
-    job: impl Fn(usize) -> Job<'a>,
+    job: impl Fn(usize) -> TensorJob<'a>,
 ) -> Result<Written> {
     let outputs = outline(&mut writer, layout, targets)?;
     let bytes_out = writer.tensors().iter().map(|t| t.n_bytes).sum();
@@ -198,7 +198,7 @@ fn weave(
     writer: &mut Writer,
     name: &str,
     experts: &LayerExperts,
-    jobs: [Job<'_>; 3],
+    jobs: [TensorJob<'_>; 3],
     progress: &Bar,
 ) -> Result<()> {
     writer.begin_tensor(name)?;

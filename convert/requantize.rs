@@ -12,7 +12,7 @@ use super::layout::{self, Layout, Target};
 use super::mix::{self, Mix, ModelFacts};
 use super::shards;
 use super::source::Source;
-use super::stream::{self, Job};
+use super::stream::{self, TensorJob};
 use crate::gguf::{Gguf, OwnedValue, TensorType, Writer};
 use crate::model::granules;
 use crate::quant;
@@ -234,7 +234,7 @@ fn target(options: &QuantizeOptions, facts: &ModelFacts, source: &Source<'_>) ->
     Ok(Target { name: name.clone(), dims: dims.clone(), ty })
 }
 
-fn job<'a>(source: &'a Source<'_>, ty: TensorType, imatrix: Option<&Imatrix>) -> Job<'a> {
+fn job<'a>(source: &'a Source<'_>, ty: TensorType, imatrix: Option<&Imatrix>) -> TensorJob<'a> {
     if ty == source.ty {
         return source.job();
     }
@@ -247,5 +247,5 @@ fn job<'a>(source: &'a Source<'_>, ty: TensorType, imatrix: Option<&Imatrix>) ->
         quant::dequantize(source.ty, &bytes, out);
         Ok(())
     });
-    Job::of_rows(&source.name, &source.dims, ty, make)
+    TensorJob::of_rows(&source.name, &source.dims, ty, make)
 }

@@ -4,7 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::encoding::Encoding;
 use super::lora::{Applied, Changes};
 use super::plan::{Piece, Planned, Source};
-use super::stream::{self, Job, Make};
+use super::stream::{self, Make, TensorJob};
 use super::view::Runs;
 use crate::Result;
 use crate::gguf::TensorType;
@@ -15,10 +15,10 @@ pub fn job<'a>(
     tensor: &'a Planned,
     ty: TensorType,
     changes: &'a Changes,
-) -> Job<'a> {
+) -> TensorJob<'a> {
     let Planned { name, dims, source } = tensor;
     let (row_len, changes) = (dims[0] as usize, changes.of(name));
-    let mut job = Job::of_rows(name, dims, ty, Box::new(|_, _| Ok(0)));
+    let mut job = TensorJob::of_rows(name, dims, ty, Box::new(|_, _| Ok(0)));
     match source {
         Source::Values(values) => {
             job.make = stream::from_values(ty, row_len, move |first, out| {

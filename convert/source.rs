@@ -3,8 +3,8 @@
 
 use std::os::unix::fs::FileExt;
 
-use super::stream::Job;
-use crate::experts::{ExpertTensors, LayerExperts, Part};
+use super::stream::TensorJob;
+use crate::experts::{ExpertTensors, LayerExperts, MatrixRows};
 use crate::gguf::{Gguf, Shard, TensorInfo, TensorType};
 use crate::model::granules::{self, GranuleKeys};
 use crate::{Error, Result};
@@ -54,9 +54,9 @@ impl<'a> Source<'a> {
     }
 
     /// Copies it.
-    pub fn job(&self) -> Job<'_> {
+    pub fn job(&self) -> TensorJob<'_> {
         let make = Box::new(|first, out: &mut [u8]| self.read(first, out).map(|()| 0));
-        Job::of_rows(&self.name, &self.dims, self.ty, make)
+        TensorJob::of_rows(&self.name, &self.dims, self.ty, make)
     }
 
     fn new(
@@ -136,7 +136,7 @@ impl<'a> Source<'a> {
     fn read_rows(
         &self,
         layer: &LayerExperts,
-        (part, which): (&Part, usize),
+        (part, which): (&MatrixRows, usize),
         at: u64,
         mut row: usize,
         mut out: &mut [u8],

@@ -19,7 +19,7 @@ const PIECE_ELEMENTS: usize = 1 << 18;
 const CHUNK_ELEMENTS: usize = 32 * PIECE_ELEMENTS;
 
 /// One tensor to write.
-pub struct Job<'a> {
+pub struct TensorJob<'a> {
     pub name: &'a str,
     pub ty: TensorType,
     pub row_len: usize,
@@ -34,11 +34,11 @@ pub struct Job<'a> {
 /// Fills whole rows from a given one on and answers how many values were odd.
 pub type Make<'a> = Box<dyn Fn(u64, &mut [u8]) -> Result<usize> + Send + Sync + 'a>;
 
-impl<'a> Job<'a> {
+impl<'a> TensorJob<'a> {
     /// A job of rows that can be made one by one.
-    pub fn of_rows(name: &'a str, dims: &[u64], ty: TensorType, make: Make<'a>) -> Job<'a> {
+    pub fn of_rows(name: &'a str, dims: &[u64], ty: TensorType, make: Make<'a>) -> TensorJob<'a> {
         let (row_len, n_rows) = (dims[0] as usize, dims[1..].iter().product());
-        Job { name, ty, row_len, n_rows, unit_rows: 1, make }
+        TensorJob { name, ty, row_len, n_rows, unit_rows: 1, make }
     }
 
     fn row_bytes(&self) -> usize {
@@ -122,7 +122,7 @@ fn weighted(
 }
 
 /// Writes a declared tensor.
-pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Bar) -> Result<()> {
+pub fn stream(writer: &mut Writer, job: &TensorJob<'_>, progress: &Bar) -> Result<()> {
     writer.begin_tensor(job.name)?;
     let step = job.chunk_rows() as u64;
     let (mut ready, mut odd) = job.chunk(0)?;
@@ -143,7 +143,7 @@ pub fn stream(writer: &mut Writer, job: &Job<'_>, progress: &Bar) -> Result<()> 
     writer.end_tensor()
 }
 
-fn warn_of_odd_values(job: &Job<'_>, odd: usize) {
+fn warn_of_odd_values(job: &TensorJob<'_>, odd: usize) {
     if odd > 0 {
         let kept = if job.ty.block_len() == 1 { "are kept" } else { "became 0" };
         log::warn!("{}: {odd} values are NaN or infinite and {kept}", job.name);
@@ -153,7 +153,7 @@ fn warn_of_odd_values(job: &Job<'_>, odd: usize) {
 /// A tensor's bytes in order, in portions of the caller's choice. They are made in the chunks that
 /// `stream` makes, and so are the same.
 pub struct Feed<'a> {
-    job: Job<'a>,
+    job: TensorJob<'a>,
     next: u64,
     /// Made and, from `taken` on, not taken yet.
     ready: Vec<u8>,
@@ -162,7 +162,7 @@ pub struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    pub fn new(job: Job<'a>) -> Feed<'a> {
+    pub fn new(job: TensorJob<'a>) -> Feed<'a> {
         Feed { job, next: 0, ready: Vec::new(), taken: 0, odd: 0 }
     }
 

@@ -17,7 +17,7 @@ use super::layout::{self, Layout, Target};
 use super::mix::{self, Mix, ModelFacts};
 use super::noise;
 use super::routing::{Change, Heads, Routing};
-use super::stream::Job;
+use super::stream::TensorJob;
 use super::vocab::{TokenType, Vocab};
 use super::{Written, write_file_type, write_general};
 use crate::gguf::{Gguf, OwnedValue, TensorType, Writer};
@@ -206,7 +206,7 @@ impl Shape {
 }
 
 /// How the `i`th tensor is drawn.
-fn job(target: &Target, i: u64, seed: u64, change: Change) -> Job<'_> {
+fn job(target: &Target, i: u64, seed: u64, change: Change) -> TensorJob<'_> {
     let Target { name, dims, ty } = target;
     let draw = noise::Draw::new(name, *ty, dims[0] as usize).times(change.factor.unwrap_or(1.0));
     let make = Box::new(move |first: u64, bytes: &mut [u8]| {
@@ -219,7 +219,7 @@ fn job(target: &Target, i: u64, seed: u64, change: Change) -> Job<'_> {
         }
         Ok(0)
     });
-    Job::of_rows(name, dims, *ty, make)
+    TensorJob::of_rows(name, dims, *ty, make)
 }
 
 impl Preset {

@@ -3,8 +3,9 @@
 //!
 //! A program that embeds moeba loads an [`Engine`] and generates text with a [`Generator`], or
 //! computes logits with a [`Session`]; [`engine`] has an example, `bench/examples` whole programs.
-//! [`policy::register`] adds policies of one's own, [`server::Server`] serves HTTP, [`chat`] renders
-//! a model's template. `src/README.md` says what each module is for and what it must not know.
+//! [`policy::register`] adds policies of one's own, [`server::Server`] serves HTTP, [`chat`]
+//! renders a model's template. `src/README.md` says what each module is for and what it must not
+//! know.
 
 pub mod backend;
 pub mod cancel;

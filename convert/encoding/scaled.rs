@@ -110,7 +110,7 @@ pub enum Then {
 
 /// Lines of blocks and blocks of each that some elements are in: the first and how many.
 #[derive(Clone, Copy)]
-struct Part {
+struct BlockRange {
     line: u64,
     n_lines: u64,
     block: u64,
@@ -135,8 +135,12 @@ impl Checkpoint {
         let (low, high) = (first / grid.columns, (end - 1) / grid.columns);
         let order = self.read_order(&scaled.factors)?;
         let line = grid.line(low);
-        let mut part =
-            Part { line, n_lines: grid.line(high) - line + 1, block: 0, n_blocks: grid.across() };
+        let mut part = BlockRange {
+            line,
+            n_lines: grid.line(high) - line + 1,
+            block: 0,
+            n_blocks: grid.across(),
+        };
         if low == high && order.is_none() {
             part.block = first % grid.columns / grid.width;
             part.n_blocks = (end - 1) % grid.columns / grid.width - part.block + 1;
@@ -232,7 +236,7 @@ impl Checkpoint {
         Ok(values)
     }
 
-    fn read_factors(&self, scaled: &Scaled, part: Part) -> Result<Vec<f32>> {
+    fn read_factors(&self, scaled: &Scaled, part: BlockRange) -> Result<Vec<f32>> {
         let Factors { tensor, transposed, of_matrix, divide, .. } = &scaled.factors;
         let mut factors = match transposed {
             true => self.read_transposed(tensor, scaled.grid.down(), part)?,
@@ -251,7 +255,7 @@ impl Checkpoint {
         Ok(factors)
     }
 
-    fn read_zeros(&self, scaled: &Scaled, part: Part) -> Result<Option<Vec<f32>>> {
+    fn read_zeros(&self, scaled: &Scaled, part: BlockRange) -> Result<Option<Vec<f32>>> {
         let grid = &scaled.grid;
         match &scaled.zeros {
             None => Ok(None),
@@ -271,14 +275,14 @@ impl Checkpoint {
     }
 
     /// Reads numbers that lie as [down, across]. A part of a line is a part of one line.
-    fn read_blocks_of(&self, tensor: &HfTensor, grid: &Grid, part: Part) -> Result<Vec<f32>> {
+    fn read_blocks_of(&self, tensor: &HfTensor, grid: &Grid, part: BlockRange) -> Result<Vec<f32>> {
         let mut values = vec![0.0; (part.n_lines * part.n_blocks) as usize];
         self.read(tensor, part.line * grid.across() + part.block, &mut values)?;
         Ok(values)
     }
 
     /// Reads numbers that lie as [across, down].
-    fn read_transposed(&self, tensor: &HfTensor, down: u64, part: Part) -> Result<Vec<f32>> {
+    fn read_transposed(&self, tensor: &HfTensor, down: u64, part: BlockRange) -> Result<Vec<f32>> {
         let (n_lines, n_blocks) = (part.n_lines as usize, part.n_blocks as usize);
         let mut values = vec![0.0; n_lines * n_blocks];
         let mut column = vec![0.0; n_lines];

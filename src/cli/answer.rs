@@ -4,7 +4,7 @@
 use super::out;
 use super::wrap::Wrap;
 use crate::Result;
-use crate::chat::reasoning::{Answer, Budget, Delta, Part, Scanner};
+use crate::chat::reasoning::{Budget, ChatAnswer, Delta, Scanner, TextKind};
 use crate::engine::TextSink;
 use std::io::{self, IsTerminal};
 
@@ -56,7 +56,7 @@ struct View {
     screen: Screen,
     wrap: Wrap,
     /// The part that was written last.
-    last: Option<Part>,
+    last: Option<TextKind>,
 }
 
 impl View {
@@ -65,11 +65,11 @@ impl View {
         let Delta { part, text } = delta;
         let is_apart = self.format == ReasoningFormat::Apart;
         match (self.format, part, self.screen) {
-            (ReasoningFormat::Apart, Part::Reasoning, Screen::Pipe) => return String::new(),
-            (ReasoningFormat::Apart, Part::Marker, _) => {
+            (ReasoningFormat::Apart, TextKind::Reasoning, Screen::Pipe) => return String::new(),
+            (ReasoningFormat::Apart, TextKind::Marker, _) => {
                 // Two messages of reasoning are two lines.
-                let between = self.last == Some(Part::Reasoning);
-                self.last = self.last.map(|part| if between { Part::Marker } else { part });
+                let between = self.last == Some(TextKind::Reasoning);
+                self.last = self.last.map(|part| if between { TextKind::Marker } else { part });
                 return String::new();
             }
             _ => {}
@@ -77,15 +77,17 @@ impl View {
         let plain = self.screen == Screen::Plain;
         let before = match (self.last.replace(*part), part) {
             _ if !is_apart => "",
-            (None, Part::Reasoning) if plain => "[thinking]\n",
-            (Some(Part::Marker), Part::Reasoning) => "\n",
-            (Some(Part::Content), Part::Reasoning) => "\n\n",
-            (Some(Part::Reasoning | Part::Marker), Part::Content) if plain => "\n[answer]\n",
-            (Some(Part::Reasoning | Part::Marker), Part::Content) => "\n\n",
+            (None, TextKind::Reasoning) if plain => "[thinking]\n",
+            (Some(TextKind::Marker), TextKind::Reasoning) => "\n",
+            (Some(TextKind::Content), TextKind::Reasoning) => "\n\n",
+            (Some(TextKind::Reasoning | TextKind::Marker), TextKind::Content) if plain => {
+                "\n[answer]\n"
+            }
+            (Some(TextKind::Reasoning | TextKind::Marker), TextKind::Content) => "\n\n",
             _ => "",
         };
         let dim = self.screen == Screen::Styled
-            && *part != Part::Content
+            && *part != TextKind::Content
             && self.format != ReasoningFormat::None;
         let (before, text) = (self.wrap.text(before), self.wrap.text(text));
         // Each piece ends its own style: nothing that ends the program leaves the terminal dim.
@@ -98,7 +100,7 @@ pub struct Writer {
     scanner: Scanner,
     budget: Option<Budget>,
     view: View,
-    answer: Answer,
+    answer: ChatAnswer,
 }
 
 impl Writer {
@@ -111,7 +113,7 @@ impl Writer {
         // Only a terminal that knows styles lets a word be taken from it.
         let wrap = Wrap::new(n_columns().filter(|_| screen == Screen::Styled));
         let view = View { format, screen, wrap, last: None };
-        Self { scanner, budget, view, answer: Answer::default() }
+        Self { scanner, budget, view, answer: ChatAnswer::default() }
     }
 
     fn show(&mut self, deltas: Vec<Delta>) -> Result<()> {
@@ -126,7 +128,7 @@ impl Writer {
     }
 
     /// Writes what was held back; the whole answer.
-    pub fn finish(mut self) -> Result<Answer> {
+    pub fn finish(mut self) -> Result<ChatAnswer> {
         let rest = self.scanner.finish();
         self.show(rest)?;
         Ok(self.answer)
@@ -148,18 +150,18 @@ impl TextSink for Writer {
 mod tests {
     use super::*;
 
-    fn shown(format: ReasoningFormat, screen: Screen, parts: &[(Part, &str)]) -> String {
+    fn shown(format: ReasoningFormat, screen: Screen, parts: &[(TextKind, &str)]) -> String {
         let mut view = View { format, screen, wrap: Wrap::default(), last: None };
         let deltas = parts.iter().map(|&(part, text)| Delta { part, text: text.into() });
         deltas.map(|delta| view.text(&delta)).collect()
     }
 
-    const PARTS: [(Part, &str); 5] = [
-        (Part::Marker, "<think>"),
-        (Part::Reasoning, "a"),
-        (Part::Reasoning, "b"),
-        (Part::Marker, "</think>\n"),
-        (Part::Content, "c"),
+    const PARTS: [(TextKind, &str); 5] = [
+        (TextKind::Marker, "<think>"),
+        (TextKind::Reasoning, "a"),
+        (TextKind::Reasoning, "b"),
+        (TextKind::Marker, "</think>\n"),
+        (TextKind::Content, "c"),
     ];
 
     #[test]
@@ -172,7 +174,7 @@ mod tests {
 
     #[test]
     fn an_answer_without_reasoning_is_written_as_it_is() {
-        let parts = [(Part::Marker, "<|channel|>final<|message|>"), (Part::Content, "c")];
+        let parts = [(TextKind::Marker, "<|channel|>final<|message|>"), (TextKind::Content, "c")];
         for screen in [Screen::Styled, Screen::Plain, Screen::Pipe] {
             assert_eq!(shown(ReasoningFormat::Apart, screen, &parts), "c");
         }

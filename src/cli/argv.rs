@@ -44,7 +44,7 @@ pub fn rewrite(root: &Command, argv: impl IntoIterator<Item = OsString>) -> Resu
     let argv: Vec<OsString> = rest.next().into_iter().collect();
     let path = vec![root.get_name().to_owned()];
     let line = Line { argv, path, ..Line::default() };
-    let mut pass = Pass { root, command: root, line, model_at: None, model: None };
+    let mut pass = FirstPass { root, command: root, line, model_at: None, model: None };
     while let Some(arg) = rest.next() {
         if arg == "--" {
             pass.line.argv.push(arg);
@@ -63,7 +63,7 @@ pub fn rewrite(root: &Command, argv: impl IntoIterator<Item = OsString>) -> Resu
 
 type Rest<'a, I> = &'a mut Peekable<I>;
 
-struct Pass<'a> {
+struct FirstPass<'a> {
     root: &'a Command,
     command: &'a Command,
     line: Line,
@@ -83,7 +83,7 @@ fn is_number(text: &str) -> bool {
     digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
 }
 
-impl<'a> Pass<'a> {
+impl<'a> FirstPass<'a> {
     /// Goes on in a subcommand.
     fn enter(&mut self, command: &'a Command) {
         self.command = command;

@@ -3,7 +3,7 @@
 use super::new_file;
 use super::prompt::read_text;
 use super::reasoning::{Reasoning, Variables};
-use crate::chat::reasoning::{Answer, AnswerStart, Format, Scanner};
+use crate::chat::reasoning::{AnswerStart, ChatAnswer, Format, Scanner};
 use crate::chat::{self, ChatTemplate};
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
@@ -68,7 +68,7 @@ impl Conversation {
     }
 
     /// Reasoning has a field of its own: templates that want it in the prompt read it there.
-    pub fn add_assistant(&mut self, answer: &Answer) {
+    pub fn add_assistant(&mut self, answer: &ChatAnswer) {
         let mut message = json!({ "role": "assistant", "content": answer.content });
         if !answer.reasoning.is_empty() {
             message["reasoning_content"] = answer.reasoning.as_str().into();
@@ -197,7 +197,7 @@ mod tests {
         tokenizer: &Tokenizer,
         text: &str,
         n_tokens: usize,
-    ) -> Answer {
+    ) -> ChatAnswer {
         let Prompt { mut scanner, .. } = conversation.prompt(tokenizer).unwrap();
         let mut deltas = Vec::new();
         let shown = conversation.format().map_or(Vec::new(), |format| format.tokens(tokenizer));
@@ -210,7 +210,7 @@ mod tests {
             deltas.extend(scanner.push(detokenizer.push(id).unwrap()));
         }
         deltas.extend(scanner.finish());
-        let mut answer = Answer::default();
+        let mut answer = ChatAnswer::default();
         deltas.iter().for_each(|delta| answer.add(delta));
         answer
     }

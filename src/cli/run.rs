@@ -14,7 +14,7 @@ use super::sampling::{LimitArgs, SamplingArgs};
 use super::stats::Stats;
 use super::translate::LanguageArgs;
 use super::{chat, out, plan, stdin, translate};
-use crate::chat::reasoning::Answer;
+use crate::chat::reasoning::ChatAnswer;
 use crate::engine::{
     Engine, EngineOptions, FinishReason, Generator, Limits, Outcome, Request, SpecMode, Speculation,
 };
@@ -321,7 +321,11 @@ impl Run {
     }
 
     /// The next answer of a conversation, written as it comes.
-    pub fn reply(&mut self, prompt: Prompt, sampling: SamplerOptions) -> Result<(Outcome, Answer)> {
+    pub fn reply(
+        &mut self,
+        prompt: Prompt,
+        sampling: SamplerOptions,
+    ) -> Result<(Outcome, ChatAnswer)> {
         let tokenizer = self.generator.engine().tokenizer();
         let shown = prompt.format.map_or(Vec::new(), |format| format.tokens(tokenizer));
         let budget = prompt.format.and_then(|format| self.reasoning.budget(format, tokenizer));

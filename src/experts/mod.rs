@@ -24,7 +24,9 @@ pub use disk::{RamTier, StreamOptions, needs, tier_of};
 pub use hierarchy::{ExpertPlace, Hierarchy, PlacedExpert, PrefetchGuard};
 pub use layout::geometry::Geometry;
 pub use layout::piece::{Dest, Piece};
-pub use layout::place::{DIRECT_ALIGN, ExpertTensors, LayerExperts, Part, READ_BYTES, SlotLayout};
+pub use layout::place::{
+    DIRECT_ALIGN, ExpertTensors, LayerExperts, MatrixRows, READ_BYTES, SlotLayout,
+};
 pub use layout::sizing::{LayerNeeds, Needs};
 pub use policy_driver::PredictedLayers;
 pub use resident::Resident;

@@ -48,7 +48,7 @@ use crate::forward::record::Recorder;
 use crate::model::Model;
 use crate::model::encoder::PositionParams;
 use crate::model::kv::KvCache;
-use crate::model::weights::{FfnWeights, Layer, Linear, Mixer, Norm, Part};
+use crate::model::weights::{FfnWeights, Layer, Linear, Mixer, Norm, SubLayer};
 use crate::simd::FloatBuffer;
 use crate::{model::descriptor, quant};
 use attention::RopeTables;
@@ -242,7 +242,7 @@ impl CpuPass<'_, '_> {
         if let Some(ngrams) = &layer.ngrams {
             self.add_ngrams(l, ngrams, &mut b.ngrams, &mut b.streams.all);
         }
-        self.read_streams(l, Part::Mixer, &mut b.streams, &mut b.x);
+        self.read_streams(l, SubLayer::Mixer, &mut b.streams, &mut b.x);
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
         match &layer.mixer {
             Mixer::None => {}
@@ -261,7 +261,7 @@ impl CpuPass<'_, '_> {
         if layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before) {
             b.before.clone_from(&b.x);
         }
-        self.feed_streams(l, Part::Mixer, [&mut b.y, &mut b.h], &mut b.streams, &mut b.x);
+        self.feed_streams(l, SubLayer::Mixer, [&mut b.y, &mut b.h], &mut b.streams, &mut b.x);
         Ok(())
     }
 
@@ -269,7 +269,7 @@ impl CpuPass<'_, '_> {
     fn feed_forward_part(&mut self, b: &mut Buffers, l: usize, ffn: &FfnWeights) -> Result<()> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let hyper = &model.hyper;
-        self.read_streams(l, Part::FeedForward, &mut b.streams, &mut b.x);
+        self.read_streams(l, SubLayer::FeedForward, &mut b.streams, &mut b.x);
         // dense branch, residual
         if let Some(branch) = &ffn.branch {
             model.norm(cpu, &branch.norm, &b.x, &mut b.h);
@@ -309,7 +309,7 @@ impl CpuPass<'_, '_> {
             b.y.copy_from_slice(&b.h);
             cpu.add(&mut b.y, &b.branch);
         }
-        self.feed_streams(l, Part::FeedForward, [&mut b.y, &mut b.h], &mut b.streams, &mut b.x);
+        self.feed_streams(l, SubLayer::FeedForward, [&mut b.y, &mut b.h], &mut b.streams, &mut b.x);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::backend::ops::Demand;
 use crate::experts::peers::{Answered, Layer, Peers, Request};
-use crate::experts::peers::{Group, MAX_ANSWER_BYTES, ModelKey, Part, answer_bytes};
+use crate::experts::peers::{Group, MAX_ANSWER_BYTES, ModelKey, PeerShare, answer_bytes};
 use crate::experts::{Access, Acquisition};
 use crate::forward::CpuPass;
 use crate::forward::events::EventBuffers;
@@ -106,7 +106,7 @@ impl CpuPass<'_, '_> {
 }
 
 /// The groups of a part, the place among the sent rows of each pair's row, and these rows.
-fn grouped(part: &Part, demand: &Demand) -> (Vec<Group>, Vec<u32>, Vec<u32>) {
+fn grouped(part: &PeerShare, demand: &Demand) -> (Vec<Group>, Vec<u32>, Vec<u32>) {
     let pairs = |expert: &u32| demand.pairs(demand.slot(*expert));
     let group = |expert: &u32| Group { expert: *expert, n_pairs: pairs(expert).len() as u32 };
     let groups = part.experts.iter().map(group).collect();

@@ -3,7 +3,7 @@
 
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::forward::CpuPass;
-use crate::model::weights::{Connection, GatedConnection, Part, Streams};
+use crate::model::weights::{Connection, GatedConnection, Streams, SubLayer};
 use crate::simd::Floats;
 
 #[derive(Default)]
@@ -22,7 +22,7 @@ impl CpuPass<'_, '_> {
     /// x → all streams, before the first layer
     pub(super) fn begin_streams(&self, l: usize, x: &[f32], s: &mut StreamBuffers) {
         let hyper = &self.model.hyper;
-        let own = &self.model.weights.layers[l].streams[Part::Mixer as usize];
+        let own = &self.model.weights.layers[l].streams[SubLayer::Mixer as usize];
         let is_first = l == hyper.decoder_layers().start;
         let is_many = matches!(own, Streams::Hyper(_) | Streams::Gated(_));
         if let Some(params) = hyper.streams.filter(|_| is_first && is_many) {
@@ -32,9 +32,15 @@ impl CpuPass<'_, '_> {
     }
 
     /// streams → x of part `part` of layer `l`
-    pub(super) fn read_streams(&self, l: usize, part: Part, s: &mut StreamBuffers, x: &mut [f32]) {
+    pub(super) fn read_streams(
+        &self,
+        l: usize,
+        part: SubLayer,
+        s: &mut StreamBuffers,
+        x: &mut [f32],
+    ) {
         let model = self.model;
-        let is_first = l == model.hyper.decoder_layers().start && part == Part::Mixer;
+        let is_first = l == model.hyper.decoder_layers().start && part == SubLayer::Mixer;
         match &model.weights.layers[l].streams[part as usize] {
             Streams::One | Streams::Mean => {}
             Streams::Hyper(connection) => self.join(connection, s, x),
@@ -50,7 +56,7 @@ impl CpuPass<'_, '_> {
                 } else {
                     x.copy_from_slice(&s.all);
                 }
-                if part == Part::Mixer && l.is_multiple_of(model.hyper.kept_every) {
+                if part == SubLayer::Mixer && l.is_multiple_of(model.hyper.kept_every) {
                     s.kept.extend_from_slice(&s.all);
                     s.all.fill(0.0);
                 }
@@ -102,7 +108,7 @@ impl CpuPass<'_, '_> {
     pub(super) fn feed_streams(
         &self,
         l: usize,
-        part: Part,
+        part: SubLayer,
         [y, h]: [&mut [f32]; 2],
         s: &mut StreamBuffers,
         x: &mut [f32],

@@ -1,7 +1,7 @@
 //! One file's content into the cache: resumed where it was left, checked, and given its name only
 //! when it is whole.
 
-use super::http::{self, Answer, Http};
+use super::http::{self, FileResponse, Http};
 use super::listing::RemoteFile;
 use super::paths::RepoPaths;
 use super::range::{self, Plan};
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// A file to download: its source and its destination.
-pub struct Job<'a> {
+pub struct DownloadJob<'a> {
     pub config: &'a Config,
     pub http: &'a Http<'a>,
     pub repo: &'a RepoId,
@@ -26,7 +26,7 @@ pub struct Job<'a> {
     pub url: String,
 }
 
-impl Job<'_> {
+impl DownloadJob<'_> {
     /// Downloads the blob, unless it is there. `progress` gets the number of bytes that are there,
     /// and fails if no more are wanted.
     pub fn run(&self, progress: &mut dyn FnMut(u64) -> Result<()>) -> Try<()> {
@@ -39,7 +39,7 @@ impl Job<'_> {
         if is_whole(&blob, file.size) {
             return Ok(());
         }
-        let mut part = Part::open(self.paths.incomplete(&file.etag), file.size)?;
+        let mut part = PartFile::open(self.paths.incomplete(&file.etag), file.size)?;
         progress(part.len)?;
         let sha256 = self.receive(&mut part, progress)?;
         self.check(&mut part, file.sha256().or(sha256.as_deref()))?;
@@ -50,7 +50,7 @@ impl Job<'_> {
     /// Until all bytes are there; answers the checksum that the server told besides.
     fn receive(
         &self,
-        part: &mut Part,
+        part: &mut PartFile,
         progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Try<Option<String>> {
         let mut tries = Tries::new(&self.config.patience);
@@ -74,7 +74,7 @@ impl Job<'_> {
     /// One request.
     fn receive_some(
         &self,
-        part: &mut Part,
+        part: &mut PartFile,
         sha256: &mut Option<String>,
         progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Try<()> {
@@ -82,7 +82,7 @@ impl Job<'_> {
         if let Some(etag) = answer.linked_etag.as_deref().filter(|etag| names::is_sha256(etag)) {
             *sha256 = Some(etag.to_owned());
         }
-        let head = range::Answer {
+        let head = range::RangeResponse {
             status: answer.status,
             content_range: answer.header("content-range"),
             content_length: answer.body.content_length(),
@@ -108,8 +108,8 @@ impl Job<'_> {
 
     fn copy(
         &self,
-        answer: Answer,
-        part: &mut Part,
+        answer: FileResponse,
+        part: &mut PartFile,
         progress: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Try<()> {
         let mut reader = answer.body.into_reader();
@@ -147,7 +147,7 @@ impl Job<'_> {
     }
 
     /// Compares the content with its checksum; what is wrong is removed.
-    fn check(&self, part: &mut Part, sha256: Option<&str>) -> Result<()> {
+    fn check(&self, part: &mut PartFile, sha256: Option<&str>) -> Result<()> {
         let Some(expected) = sha256 else {
             let label = self.label();
             log::warn!(
@@ -178,20 +178,20 @@ pub fn is_whole(path: &Path, size: Option<u64>) -> bool {
 }
 
 /// An unfinished file and the hash of what it has.
-struct Part {
+struct PartFile {
     path: PathBuf,
     file: File,
     len: u64,
     hash: Sha256,
 }
 
-impl Part {
+impl PartFile {
     /// Opens or creates it, and hashes its bytes. A file longer than `size` is emptied.
-    fn open(path: PathBuf, size: Option<u64>) -> Result<Part> {
+    fn open(path: PathBuf, size: Option<u64>) -> Result<PartFile> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(|e| Error::io(&path, e))?;
-        let mut part = Part { path, file, len: 0, hash: Sha256::new() };
+        let mut part = PartFile { path, file, len: 0, hash: Sha256::new() };
         let len = part.file.metadata().map_err(|e| part.fault(e))?.len();
         if size.is_some_and(|size| len > size) {
             part.len = len;

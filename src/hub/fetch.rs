@@ -2,7 +2,7 @@
 
 use super::api::Api;
 use super::choice::{Choice, choose};
-use super::download::Job;
+use super::download::DownloadJob;
 use super::http::Http;
 use super::listing::RemoteFile;
 use super::paths::RepoPaths;
@@ -132,7 +132,7 @@ impl Hub {
                 let (sha256, done) = (file.sha256(), before + done);
                 progress(Step { file: &file.path, sha256, done, total })
             };
-            Job { config, http, repo, paths, file, url }.run(&mut step)?;
+            DownloadJob { config, http, repo, paths, file, url }.run(&mut step)?;
             snapshot::link(paths, &commit, file)?;
             before += file.size.unwrap_or(0);
         }

@@ -24,7 +24,7 @@ pub struct Http<'a> {
 }
 
 /// An answer whose status is fine, or 416 to a request with a range.
-pub struct Answer {
+pub struct FileResponse {
     pub status: u16,
     pub body: Body,
     pub headers: HeaderMap,
@@ -32,7 +32,7 @@ pub struct Answer {
     pub linked_etag: Option<String>,
 }
 
-impl Answer {
+impl FileResponse {
     pub fn header(&self, name: &str) -> Option<&str> {
         header(&self.headers, name)
     }
@@ -78,7 +78,7 @@ impl<'a> Http<'a> {
     }
 
     /// Asks for `url`, from byte `from` on; follows redirects.
-    pub fn get(&self, url: &str, from: Option<u64>, repo: &RepoId) -> Try<Answer> {
+    pub fn get(&self, url: &str, from: Option<u64>, repo: &RepoId) -> Try<FileResponse> {
         let home = url::origin(&self.config.endpoint);
         let mut at = url.to_owned();
         let mut linked_etag = None;
@@ -110,7 +110,7 @@ impl<'a> Http<'a> {
                     return Err(self.refused(&at, repo, token.is_some(), &response));
                 }
             }
-            return Ok(Answer { status, body, headers: head.headers, linked_etag });
+            return Ok(FileResponse { status, body, headers: head.headers, linked_etag });
         }
         let sentence = format!("{}: more than {MAX_REDIRECTS} redirects", url::shown(url));
         Err(Error::Invalid(sentence).into())

@@ -2,7 +2,7 @@
 
 /// The facts of an answer that may carry a file.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Answer<'a> {
+pub struct RangeResponse<'a> {
     pub status: u16,
     pub content_range: Option<&'a str>,
     /// The length of this answer's body, not of the whole file.
@@ -25,7 +25,7 @@ pub enum Plan {
 
 /// `have` bytes are there; the range from `have` on was asked for, if that is not 0. `expected` is
 /// the file's length, where the listing tells it.
-pub fn plan(have: u64, expected: Option<u64>, answer: Answer<'_>) -> Plan {
+pub fn plan(have: u64, expected: Option<u64>, answer: RangeResponse<'_>) -> Plan {
     let plan = match answer.status {
         200 => Plan::Restart { total: answer.content_length },
         206 if have > 0 => match answer.content_range.and_then(parse) {
@@ -64,8 +64,8 @@ fn parse(text: &str) -> Option<(u64, Option<u64>)> {
 mod tests {
     use super::*;
 
-    fn partial(content_range: &str) -> Answer<'_> {
-        Answer { status: 206, content_range: Some(content_range), content_length: None }
+    fn partial(content_range: &str) -> RangeResponse<'_> {
+        RangeResponse { status: 206, content_range: Some(content_range), content_length: None }
     }
 
     #[test]
@@ -73,16 +73,16 @@ mod tests {
         let append = |total| Plan::Append { total };
         assert_eq!(plan(5, Some(10), partial("bytes 5-9/10")), append(Some(10)));
         assert_eq!(plan(5, None, partial("bytes 5-9/*")), append(None));
-        let answer = Answer { content_length: Some(5), ..partial("bytes 5-9/*") };
+        let answer = RangeResponse { content_length: Some(5), ..partial("bytes 5-9/*") };
         assert_eq!(plan(5, Some(10), answer), append(Some(10)));
     }
 
     #[test]
     fn a_server_may_ignore_the_range() {
-        let answer = Answer { status: 200, content_range: None, content_length: Some(10) };
+        let answer = RangeResponse { status: 200, content_range: None, content_length: Some(10) };
         assert_eq!(plan(5, Some(10), answer), Plan::Restart { total: Some(10) });
         assert_eq!(plan(0, None, answer), Plan::Restart { total: Some(10) });
-        let chunked = Answer { content_length: None, ..answer };
+        let chunked = RangeResponse { content_length: None, ..answer };
         assert_eq!(plan(5, Some(10), chunked), Plan::Restart { total: None });
     }
 
@@ -102,8 +102,14 @@ mod tests {
         for text in bad {
             assert_eq!(plan(5, None, partial(text)), Plan::Discard, "{text:?}");
         }
-        assert_eq!(plan(5, None, Answer { status: 206, ..Answer::default() }), Plan::Discard);
-        assert_eq!(plan(5, None, Answer { status: 416, ..Answer::default() }), Plan::Discard);
+        assert_eq!(
+            plan(5, None, RangeResponse { status: 206, ..RangeResponse::default() }),
+            Plan::Discard
+        );
+        assert_eq!(
+            plan(5, None, RangeResponse { status: 416, ..RangeResponse::default() }),
+            Plan::Discard
+        );
         assert_eq!(plan(0, None, partial("bytes 0-9/10")), Plan::Discard, "not asked for");
     }
 
@@ -111,9 +117,10 @@ mod tests {
     fn another_length_is_another_file() {
         let refused = Plan::Refuse { expected: 10, got: 11 };
         assert_eq!(plan(5, Some(10), partial("bytes 5-9/11")), refused);
-        let huge = Answer { status: 200, content_range: None, content_length: Some(u64::MAX) };
+        let huge =
+            RangeResponse { status: 200, content_range: None, content_length: Some(u64::MAX) };
         assert_eq!(plan(0, Some(10), huge), Plan::Refuse { expected: 10, got: u64::MAX });
-        let answer = Answer { content_length: Some(u64::MAX), ..partial("bytes 5-9/*") };
+        let answer = RangeResponse { content_length: Some(u64::MAX), ..partial("bytes 5-9/*") };
         assert_eq!(plan(5, Some(10), answer), Plan::Refuse { expected: 10, got: u64::MAX });
     }
 }

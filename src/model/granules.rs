@@ -14,7 +14,7 @@
 //! `embedding_length`. The cut is part of what a model computes, so a file that is cut in another
 //! way than this version would is refused. Experts without a gate stay stacked.
 
-use crate::experts::{DIRECT_ALIGN, ExpertTensors, Geometry, LayerExperts, Part};
+use crate::experts::{DIRECT_ALIGN, ExpertTensors, Geometry, LayerExperts, MatrixRows};
 use crate::gguf::{Gguf, OwnedValue, TensorInfo, TensorType, first_non_finite};
 use crate::{Error, Result, interrupt};
 
@@ -77,7 +77,7 @@ pub fn cut(
 ) -> Option<LayerExperts> {
     let gate = match gate {
         Some(gate) => part(gate, n_ff, n_embd)?,
-        None => Part::absent(n_ff.try_into().ok()?),
+        None => MatrixRows::absent(n_ff.try_into().ok()?),
     };
     let parts = [gate, part(up, n_ff, n_embd)?, part(down, n_embd, n_ff)?];
     // So that no sum or product of an expert's sizes overflows.
@@ -88,8 +88,8 @@ pub fn cut(
     Some(LayerExperts::cut(n_experts.try_into().ok()?, parts, tensors))
 }
 
-fn part(ty: TensorType, rows: u64, cols: u64) -> Option<Part> {
-    Some(Part {
+fn part(ty: TensorType, rows: u64, cols: u64) -> Option<MatrixRows> {
+    Some(MatrixRows {
         rows: rows.try_into().ok()?,
         row_bytes: ty.row_bytes(cols)?.try_into().ok()?,
         block_len: ty.block_len(),

@@ -3,7 +3,7 @@
 use super::errors::ApiError;
 use super::events::{Event, Finish, Token};
 use super::report::Report;
-use super::service::Answer;
+use super::service::PendingAnswer;
 
 /// One of an answer's choices.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl Choice {
 
 /// Waits for all choices of an answer.
 pub async fn collect(
-    answer: Answer,
+    answer: PendingAnswer,
     n_choices: usize,
     report: &mut Report,
 ) -> Result<Vec<Choice>, ApiError> {
@@ -64,7 +64,7 @@ pub async fn collect(
 
 /// Passes the events of an answer on, each with its choice, until all choices have ended.
 pub async fn each(
-    mut answer: Answer,
+    mut answer: PendingAnswer,
     report: &mut Report,
     mut take: impl FnMut(usize, Event),
 ) -> Result<(), ApiError> {

@@ -13,7 +13,7 @@ use super::events::Event;
 use super::models::Lease;
 use super::request::{Prompt, Scheduling};
 use super::router::Call;
-use super::service::{Answer, Service};
+use super::service::{PendingAnswer, Service};
 use crate::engine::{Embedding, Pooling};
 
 /// Texts to embed.
@@ -38,7 +38,7 @@ impl Texts {
         let running = Arc::new(call.client.enter()?);
         let mut embeddings = Vec::with_capacity(self.tokens.len());
         for part in self.tokens.chunks(service.scheduler.options().n_parallel.max(1)) {
-            let submit = || -> ApiResult<Answer> {
+            let submit = || -> ApiResult<PendingAnswer> {
                 let prepare =
                     |ids: &Vec<u32>| service.prepare_embedding(ids, self.pooling, &self.scheduling);
                 let prepared = part.iter().map(prepare).collect::<ApiResult<Vec<_>>>()?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::errors::ApiError;
 use super::events::{Event, Finish};
 use super::metrics::Metrics;
-use super::service::Answer;
+use super::service::PendingAnswer;
 
 /// The part of requests that goes to the log (`--log-requests`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Report {
     }
 
     /// A choice of an answer has ended.
-    pub fn finish(&mut self, finish: &Finish, answer: &Answer) {
+    pub fn finish(&mut self, finish: &Finish, answer: &PendingAnswer) {
         let outcome = &finish.outcome;
         self.has_text = true;
         self.n_prompt = finish.n_prompt;

@@ -98,7 +98,7 @@ impl Prepared {
 }
 
 /// An answer that comes. Dropping it cancels its jobs.
-pub struct Answer {
+pub struct PendingAnswer {
     /// Keeps the model.
     model: Arc<Lease>,
     receiver: Receiver,
@@ -432,7 +432,11 @@ impl Service {
 
 impl Lease {
     /// Puts requests into the queue, all or none. Their choices follow each other.
-    pub fn submit(self: &Arc<Self>, all: Vec<Prepared>, client: &Client) -> ApiResult<Answer> {
+    pub fn submit(
+        self: &Arc<Self>,
+        all: Vec<Prepared>,
+        client: &Client,
+    ) -> ApiResult<PendingAnswer> {
         self.submit_as(all, client, &Arc::new(client.enter()?))
     }
 
@@ -442,7 +446,7 @@ impl Lease {
         all: Vec<Prepared>,
         client: &Client,
         running: &Arc<Running>,
-    ) -> ApiResult<Answer> {
+    ) -> ApiResult<PendingAnswer> {
         let n_open = all.iter().map(|prepared| prepared.generations.len()).sum();
         let options = self.scheduler.options();
         let most = options.n_queue + options.n_parallel;
@@ -464,7 +468,7 @@ impl Lease {
         let ids = open.iter().map(|job| job.id).collect();
         let cancel = Cancel::all(open.iter().map(|job| job.cancel.clone()));
         self.open().extend(open);
-        let answer = Answer {
+        let answer = PendingAnswer {
             model: self.clone(),
             receiver,
             cancel,
@@ -502,7 +506,7 @@ fn queue_full(n_queued: usize, wait: Duration) -> ApiError {
     ApiError { details, ..error.after(wait) }
 }
 
-impl Answer {
+impl PendingAnswer {
     /// The next event with its choice; `None` once every choice has ended.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         if self.n_open == 0 {
@@ -573,7 +577,7 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for PendingAnswer {
     fn drop(&mut self) {
         if self.n_open > 0 {
             self.cancel();

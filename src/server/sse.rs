@@ -16,7 +16,7 @@ use super::errors::ApiError;
 use super::events::{Event, Finish};
 use super::replay;
 use super::report::Report;
-use super::service::Answer;
+use super::service::PendingAnswer;
 
 /// Writes a wire's frames.
 pub trait Encoder: Send {
@@ -86,7 +86,7 @@ impl Frames {
 
 /// A stream between two frames.
 struct Stream {
-    answer: Answer,
+    answer: PendingAnswer,
     encoder: Box<dyn Encoder>,
     /// A line goes to the log at its end.
     report: Report,
@@ -179,7 +179,7 @@ impl<S: Source> hyper::body::Body for StreamBody<S> {
 
 /// The response that streams an answer. `ping` is the longest silence.
 pub fn respond(
-    answer: Answer,
+    answer: PendingAnswer,
     mut encoder: Box<dyn Encoder>,
     report: Report,
     ping: Option<Duration>,

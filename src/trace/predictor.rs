@@ -6,7 +6,7 @@ use crate::policy::{Event, Prediction, Predictor, Wants, divide, is_asked};
 
 /// An answer of the predictor.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct PredictorAnswer {
     /// `None`: the earlier predictions stand.
     pub predictions: Option<Vec<Prediction>>,
     /// The tier's step when they were made.
@@ -51,7 +51,7 @@ pub struct TimedPredictor {
     /// How long a slow part takes to predict.
     search_ns: u64,
     /// The result of the running search, and the time of its end.
-    answer: Answer,
+    answer: PredictorAnswer,
     due: Option<u64>,
     /// A step has happened that no search has seen.
     is_behind: bool,
@@ -72,7 +72,7 @@ impl TimedPredictor {
             fast,
             slow,
             search_ns,
-            answer: Answer::default(),
+            answer: PredictorAnswer::default(),
             due: None,
             is_behind: false,
             estimates: Vec::new(),
@@ -122,7 +122,7 @@ impl TimedPredictor {
         let mut predictions = Vec::new();
         self.predicting().predict(&mut predictions);
         let estimates = std::mem::take(&mut self.estimates);
-        self.answer = Answer { predictions: Some(predictions), step, estimates };
+        self.answer = PredictorAnswer { predictions: Some(predictions), step, estimates };
         true
     }
 
@@ -132,20 +132,21 @@ impl TimedPredictor {
     }
 
     /// The answer that is ready at `now`; the next search starts when it is taken.
-    pub fn take(&mut self, now: u64, step: u64) -> Option<Answer> {
+    pub fn take(&mut self, now: u64, step: u64) -> Option<PredictorAnswer> {
         let mut told = std::mem::take(&mut self.told);
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
             let mut answer = std::mem::take(&mut self.answer);
             self.begin(now, step);
             told.append(&mut answer.estimates);
-            return Some(Answer { estimates: told, ..answer });
+            return Some(PredictorAnswer { estimates: told, ..answer });
         }
         // Who takes no time to search takes none to tell of what was no step.
         if self.search_ns == 0 {
             told.append(&mut self.estimates);
         }
-        (!told.is_empty()).then(|| Answer { estimates: told, ..Answer::default() })
+        (!told.is_empty())
+            .then(|| PredictorAnswer { estimates: told, ..PredictorAnswer::default() })
     }
 }
 
@@ -181,7 +182,7 @@ mod tests {
         predictor.observe(&Event::Routed(routed), now, now / 2);
     }
 
-    fn seen(answer: Option<Answer>) -> Option<u32> {
+    fn seen(answer: Option<PredictorAnswer>) -> Option<u32> {
         answer.map(|answer| answer.predictions.unwrap()[0].expert.layer)
     }
 

@@ -108,7 +108,7 @@ struct Gated {
 }
 
 /// A forward pass: what the backward pass needs of it.
-struct Pass {
+struct ForwardPass {
     hidden: Activated,
     gated: Option<Gated>,
     /// [n, width], the output layer's input.
@@ -167,7 +167,7 @@ impl Network {
         mean
     }
 
-    fn forward(&self, x: &[f32], dropout: &mut Dropout<'_>) -> Pass {
+    fn forward(&self, x: &[f32], dropout: &mut Dropout<'_>) -> ForwardPass {
         let hidden = Activated::new(self.input.forward(x), dropout);
         let mut y = hidden.y.clone();
         let gated = self.residual.as_ref().map(|[first, second, gate]| {
@@ -183,7 +183,7 @@ impl Network {
             Gated { first, second, z, open }
         });
         let logits = self.output.forward(&y);
-        Pass { hidden, gated, y, logits }
+        ForwardPass { hidden, gated, y, logits }
     }
 
     /// The mean of L (see `Loss`) over examples and experts.
@@ -196,7 +196,7 @@ impl Network {
         (sum / logits.len() as f64) as f32
     }
 
-    fn set_gradients(&mut self, x: &[f32], chosen: &[bool], pass: &Pass) {
+    fn set_gradients(&mut self, x: &[f32], chosen: &[bool], pass: &ForwardPass) {
         let (n_experts, n) = (self.output.n_out(), pass.logits.len() as f32);
         let slope = |(at, (logit, chosen)): (usize, (&f32, &bool))| {
             self.loss.gradient(at % n_experts, *logit, *chosen) / n

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use moeba::experts::Part;
+use moeba::experts::MatrixRows;
 use moeba::gguf::{TensorType, Writer};
 
 pub const N_EMBD: usize = 64;
@@ -22,13 +22,13 @@ pub fn byte(seed: u64) -> u8 {
     (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as u8
 }
 
-pub fn parts((n_ff, _, block_bytes, gated): (usize, usize, usize, bool)) -> [Part; 3] {
+pub fn parts((n_ff, _, block_bytes, gated): (usize, usize, usize, bool)) -> [MatrixRows; 3] {
     let part = |rows: usize, cols: usize| {
         let row_bytes = cols / 32 * block_bytes;
-        Part { rows, row_bytes, block_len: 32, block_bytes }
+        MatrixRows { rows, row_bytes, block_len: 32, block_bytes }
     };
     let up = part(n_ff, N_EMBD);
-    [if gated { up } else { Part::absent(n_ff) }, up, part(N_EMBD, n_ff)]
+    [if gated { up } else { MatrixRows::absent(n_ff) }, up, part(N_EMBD, n_ff)]
 }
 
 pub fn write(path: &Path) {

@@ -282,7 +282,7 @@ fn prompt_shared_bytes(k_dim: usize, v_dim: usize) -> usize {
 
 /// One launch: `data` is a part of the call's, from token `first` on.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct AttentionLaunch<'a> {
     shape: &'a DeviceAttention<'a>,
     first: usize,
     data: AttentionData<'a>,
@@ -293,13 +293,13 @@ struct Part<'a> {
     begin: usize,
 }
 
-impl Part<'_> {
+impl AttentionLaunch<'_> {
     fn n_ctx(&self) -> usize {
         self.begin + self.data.k.n_ctx.min(self.data.v.n_ctx)
     }
 
     fn params(&self) -> AttentionParams {
-        let Part { shape, data: AttentionData { k, v, .. }, .. } = *self;
+        let AttentionLaunch { shape, data: AttentionData { k, v, .. }, .. } = *self;
         AttentionParams {
             q: self.data.q.into(),
             k: k.data.into(),
@@ -409,7 +409,7 @@ impl Attention {
             let out = out.slice(first * out_token..out.len());
             let records = data.records.map(|records| records.token_range(first..first + tokens));
             let data = AttentionData { tokens, q, out, records, ..data };
-            let part = Part { shape, first, data, split_len, slots, begin: 0 };
+            let part = AttentionLaunch { shape, first, data, split_len, slots, begin: 0 };
             if prompt {
                 self.tensor(stream, part)?
             } else {
@@ -447,13 +447,14 @@ impl Attention {
         assert!(out.holds::<f32>(tokens * shape.n_head * v.dim), "{tokens} results");
         let n_work = Self::piece_work_bytes(shape.n_head, v.dim, tokens);
         assert!(work.len() >= n_work && work.address().is_multiple_of(16), "a record a query");
-        let part = Part { shape, first: 0, data, split_len: ALL_POSITIONS, slots: 1, begin };
+        let part =
+            AttentionLaunch { shape, first: 0, data, split_len: ALL_POSITIONS, slots: 1, begin };
         self.tensor(stream, part)?;
         if part.n_ctx() >= shape.max_seen { self.combine(stream, part) } else { Ok(()) }
     }
 
-    fn exact(&self, stream: &Stream, part: Part) -> Result<()> {
-        let Part { shape, data: AttentionData { tokens, k, .. }, .. } = part;
+    fn exact(&self, stream: &Stream, part: AttentionLaunch) -> Result<()> {
+        let AttentionLaunch { shape, data: AttentionData { tokens, k, .. }, .. } = part;
         let load = Load {
             group: shape.group(),
             k_dim: k.dim,
@@ -471,8 +472,8 @@ impl Attention {
         unsafe { stream.launch(kernel, grid, &part.params()) }
     }
 
-    fn tensor(&self, stream: &Stream, part: Part) -> Result<()> {
-        let Part { shape, data: AttentionData { tokens, k, v, .. }, .. } = part;
+    fn tensor(&self, stream: &Stream, part: AttentionLaunch) -> Result<()> {
+        let AttentionLaunch { shape, data: AttentionData { tokens, k, v, .. }, .. } = part;
         let tokens_a_block = (PROMPT_ROWS / shape.group()).max(1);
         let heads = shape.n_head_kv * shape.group().div_ceil(PROMPT_ROWS);
         let slots = shape.slots(part.split_len, tokens_a_block, part.n_ctx());
@@ -485,8 +486,8 @@ impl Attention {
     }
 
     /// Adds up the partial results.
-    fn combine(&self, stream: &Stream, part: Part) -> Result<()> {
-        let Part { shape, data, .. } = part;
+    fn combine(&self, stream: &Stream, part: AttentionLaunch) -> Result<()> {
+        let AttentionLaunch { shape, data, .. } = part;
         let heads = data.records.map_or(1, |acts| heads_a_block(acts.kind, data.v.dim));
         let records = |kind: ActKind| {
             let own = data.records.filter(|acts| acts.kind == kind);

@@ -15,8 +15,8 @@ pub fn check(bench: &Bench) -> Result<()> {
     let (streams, norm) = (Streams::load(&bench.gpu)?, Norm::load(&bench.gpu)?);
     let odd = [[2, 8, 257], [5, 3, 8]];
     let shapes: Vec<Shape> = bench.shapes(&[[1, 4, 64], [3, 2, 300]], &odd, &[[1, 4, 7168]]);
-    bench.each("join_streams", "f32", &shapes, |s| mixed(bench, &streams, *s, Part::Join));
-    bench.each("feed_streams", "f32", &shapes, |s| mixed(bench, &streams, *s, Part::Feed));
+    bench.each("join_streams", "f32", &shapes, |s| mixed(bench, &streams, *s, Half::Join));
+    bench.each("feed_streams", "f32", &shapes, |s| mixed(bench, &streams, *s, Half::Feed));
     bench.each("join_gated", "f32", &shapes, |s| gated(bench, &streams, &norm, *s));
     bench.each("mean_silu", "f32", &shapes, |&[tokens, n, n_embd]| {
         let [mut x] = bench.seeded(n_embd, [tokens * n_embd])?;
@@ -45,13 +45,13 @@ fn ngrams(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape) -> Resul
 
 /// The half of a hyper-connection that is compared.
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+enum Half {
     Join,
     Feed,
 }
 
 /// Hyper-connections of the head, of layers, and of layers that mix streams.
-fn mixed(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape, part: Part) -> Result<()> {
+fn mixed(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape, part: Half) -> Result<()> {
     let (mut random, stream, magnitude) = (Random((n * n_embd) as u64), &bench.stream, 1.7);
     let scales = bench.up([0.7f32, 1.3, 2.1])?;
     for (width, rounds) in [(n, 0), (2 * n, 0), ((2 + n) * n, 1), ((2 + n) * n, 20)] {
@@ -65,7 +65,7 @@ fn mixed(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape, part: Par
         streams.join(stream, &device, all.gpu(), [mixes.gpu(), weights.gpu()], out.gpu())?;
         weights.copy_from_slice(&mixes);
         weights.chunks_exact_mut(width).for_each(|mixes| bench.cpu.stream_weights(&mixing, mixes));
-        if part == Part::Join {
+        if part == Half::Join {
             bench.cpu.join_streams(&all, &weights, [n, width], &mut out);
             bench.equal(format!("{what}: weights"), &weights)?;
             bench.equal(what, &out)?;

@@ -8,7 +8,7 @@ mod switches;
 mod table;
 
 pub use budget::Budget;
-pub use scanner::{Answer, Delta, Part, Scanner};
+pub use scanner::{ChatAnswer, Delta, Scanner, TextKind};
 pub(super) use scanner::{is_marker, undecided};
 pub use switches::{Setting, Think};
 pub use table::{AnswerStart, Format};
@@ -52,7 +52,7 @@ impl ChatTemplate {
         let mut scanner = Scanner::new(Some(format), prompt);
         let mut deltas = scanner.push(&text[start..]);
         deltas.extend(scanner.finish());
-        let mut answer = Answer::default();
+        let mut answer = ChatAnswer::default();
         deltas.iter().for_each(|delta| answer.add(delta));
         answer.reasoning == REASONING && answer.content.starts_with(ANSWER)
     }

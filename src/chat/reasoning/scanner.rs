@@ -6,7 +6,7 @@ use super::table::{Channels, Format, Shape};
 
 /// A part of a model's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TextKind {
     Reasoning,
     Content,
     /// Markers, headers, and the white space around them.
@@ -16,7 +16,7 @@ pub enum Part {
 /// Some more text of a part. The texts of all deltas make up the model's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delta {
-    pub part: Part,
+    pub part: TextKind,
     pub text: String,
 }
 
@@ -119,7 +119,7 @@ impl Scanner {
     fn step(&mut self, last: bool) -> bool {
         match self.format.map(|format| &format.shape) {
             None => {
-                self.emit(Part::Content, self.held.len());
+                self.emit(TextKind::Content, self.held.len());
                 true
             }
             Some(Shape::Block { open, close, answer }) => self.block(open, close, *answer, last),
@@ -140,12 +140,12 @@ impl Scanner {
                 _ => return false,
             },
             State::Opened | State::Gap(_) if self.leading_space() > 0 => {
-                self.emit(Part::Marker, self.leading_space());
+                self.emit(TextKind::Marker, self.leading_space());
             }
             State::Opened => self.state = State::Reasoning,
             State::Reasoning => {
                 let ends: Vec<&str> = [close].into_iter().chain(self.interrupt).collect();
-                match self.until(&ends, Part::Reasoning, true, last) {
+                match self.until(&ends, TextKind::Reasoning, true, last) {
                     true if self.held.starts_with(close) => self.pass(close, State::Gap(false)),
                     true => self.state = State::Content(false),
                     false => return false,
@@ -158,12 +158,12 @@ impl Scanner {
             State::Gap(enclosed) => self.state = State::Content(enclosed),
             State::Content(true) => {
                 let end = answer.unwrap_or_default().1;
-                match self.until(&[end], Part::Content, true, last) {
+                match self.until(&[end], TextKind::Content, true, last) {
                     true => self.pass(end, State::Gap(false)),
                     false => return false,
                 }
             }
-            State::Content(false) | State::Header => self.emit(Part::Content, self.held.len()),
+            State::Content(false) | State::Header => self.emit(TextKind::Content, self.held.len()),
         }
         true
     }
@@ -178,18 +178,18 @@ impl Scanner {
                 false => State::Content(false),
             };
             self.header.clear();
-            self.emit(Part::Marker, at + channels.message.len());
+            self.emit(TextKind::Marker, at + channels.message.len());
         } else if self.held.len() > MAX_HEADER + channels.message.len() {
             // No header after all. One character is passed, so that this ends.
             self.state = State::Content(false);
             self.header.clear();
-            self.emit(Part::Content, self.held.chars().next().map_or(0, char::len_utf8));
+            self.emit(TextKind::Content, self.held.chars().next().map_or(0, char::len_utf8));
         } else if last {
             let is_header = [channels.start, channels.channel]
                 .iter()
                 .chain(channels.ends)
                 .any(|marker| self.held.contains(marker));
-            let part = if is_header { Part::Marker } else { Part::Content };
+            let part = if is_header { TextKind::Marker } else { TextKind::Content };
             self.emit(part, self.held.len());
         } else {
             return false;
@@ -201,7 +201,7 @@ impl Scanner {
     fn message(&mut self, channels: &Channels, last: bool) -> bool {
         let mut markers = vec![channels.start, channels.channel];
         markers.extend(channels.ends);
-        let part = if self.is_reasoning() { Part::Reasoning } else { Part::Content };
+        let part = if self.is_reasoning() { TextKind::Reasoning } else { TextKind::Content };
         if !self.until(&markers, part, false, last) {
             return false;
         }
@@ -215,7 +215,7 @@ impl Scanner {
 
     /// Passes on what is held up to the first of the markers, or as much as is clear. Whether there
     /// is one: then it is what is held now. `trims`: white space before it is no part of the text.
-    fn until(&mut self, markers: &[&str], part: Part, trims: bool, last: bool) -> bool {
+    fn until(&mut self, markers: &[&str], part: TextKind, trims: bool, last: bool) -> bool {
         let found = markers.iter().filter_map(|marker| self.held.find(marker)).min();
         let clear = match found {
             Some(at) => at,
@@ -226,7 +226,7 @@ impl Scanner {
         let text = if trims { text.trim_end() } else { text }.len();
         self.emit(part, text);
         if found.is_some() || last {
-            self.emit(Part::Marker, clear - text);
+            self.emit(TextKind::Marker, clear - text);
         }
         found.is_some()
     }
@@ -247,12 +247,12 @@ impl Scanner {
 
     /// Passes the marker that is held, after white space perhaps.
     fn pass(&mut self, marker: &str, state: State) {
-        self.emit(Part::Marker, self.leading_space() + marker.len());
+        self.emit(TextKind::Marker, self.leading_space() + marker.len());
         self.state = state;
     }
 
     /// Passes on the first `n` bytes of what is held.
-    fn emit(&mut self, part: Part, n: usize) {
+    fn emit(&mut self, part: TextKind, n: usize) {
         if n == 0 {
             return;
         }
@@ -289,19 +289,19 @@ impl Channels {
 
 /// A whole message, put together from its deltas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct ChatAnswer {
     pub reasoning: String,
     pub content: String,
     behind_marker: bool,
 }
 
-impl Answer {
+impl ChatAnswer {
     /// Parts that a marker separates are lines of their own.
     pub fn add(&mut self, delta: &Delta) {
         let whole = match delta.part {
-            Part::Reasoning => &mut self.reasoning,
-            Part::Content => &mut self.content,
-            Part::Marker => {
+            TextKind::Reasoning => &mut self.reasoning,
+            TextKind::Content => &mut self.content,
+            TextKind::Marker => {
                 self.behind_marker = true;
                 return;
             }
@@ -335,7 +335,7 @@ mod tests {
     }
 
     fn answer(deltas: &[Delta]) -> (String, String) {
-        let mut answer = Answer::default();
+        let mut answer = ChatAnswer::default();
         deltas.iter().for_each(|delta| answer.add(delta));
         (answer.reasoning, answer.content)
     }

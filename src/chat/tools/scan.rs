@@ -3,7 +3,7 @@
 use super::calls::CallScanner;
 use super::table::Call;
 use super::{Calls, Event};
-use crate::chat::reasoning::{self, Delta, Format, Part};
+use crate::chat::reasoning::{self, Delta, Format, TextKind};
 
 /// The scanner of one answer. However the text is cut into pieces, the events say the same.
 #[derive(Clone, Debug)]
@@ -66,10 +66,10 @@ impl Scanner {
     fn take(&mut self, deltas: &[Delta]) -> Vec<Event> {
         for Delta { part, text } in deltas {
             match part {
-                Part::Marker => self.marker(text),
+                TextKind::Marker => self.marker(text),
                 _ if self.calls.is_message() => self.calls.message(text),
-                Part::Content => self.calls.push(text),
-                Part::Reasoning => {
+                TextKind::Content => self.calls.push(text),
+                TextKind::Reasoning => {
                     let line = std::mem::take(&mut self.calls.is_apart) && self.has_reasoning;
                     self.has_reasoning = true;
                     let text = if line { format!("\n{text}") } else { text.clone() };

@@ -93,7 +93,7 @@ pub fn run(args: Args) -> Result<()> {
         texts.iter().map(|text| source(&engine, text, n_forced)).collect::<Result<_>>()?;
     let n_requests = args.requests * texts.len();
     let bar = terminal::bar("trace", n_requests as u64);
-    let mut job = Job::new(&engine, &args, header, bar)?;
+    let mut job = OpenTrace::new(&engine, &args, header, bar)?;
     for (text, source) in texts.iter().zip(&sources) {
         for i in 0..args.requests {
             job.request(&text.kind, source, i)?;
@@ -158,7 +158,7 @@ fn header(engine: &Engine, file: &Model, args: &Args) -> Result<Header> {
 }
 
 /// A trace while it is recorded.
-struct Job<'a> {
+struct OpenTrace<'a> {
     engine: &'a Engine,
     args: &'a Args,
     session: Session,
@@ -167,7 +167,7 @@ struct Job<'a> {
     bar: Bar,
 }
 
-impl<'a> Job<'a> {
+impl<'a> OpenTrace<'a> {
     fn new(engine: &'a Arc<Engine>, args: &'a Args, header: Header, bar: Bar) -> Result<Self> {
         let file = NewFile::create(&args.output)?;
         let n_ahead = header.ahead;

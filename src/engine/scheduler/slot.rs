@@ -352,11 +352,11 @@ impl<S: JobSink> Slot<S> {
     }
 
     /// The planned part of a pass, and the job to tell how far it is.
-    pub fn part(&mut self) -> Option<Part<'_, S>> {
+    pub fn part(&mut self) -> Option<SlotRow<'_, S>> {
         let Slot { session, job: Some(job), next, .. } = self else { return None };
         let (phase, want) = job.next_kind(session, next.len());
         let (owner, n_past) = (job.owner, session.n_past());
-        Some(Part { row: BatchRow { session, tokens: next, phase, want }, job, owner, n_past })
+        Some(SlotRow { row: BatchRow { session, tokens: next, phase, want }, job, owner, n_past })
     }
 
     /// Hands the checkpoints that passes have made over to `pages`. The last one within a prompt or
@@ -450,7 +450,7 @@ impl<S: JobSink> Slot<S> {
 }
 
 /// A slot's part of a pass.
-pub struct Part<'a, S> {
+pub struct SlotRow<'a, S> {
     pub row: BatchRow<'a>,
     pub job: &'a mut Running<S>,
     pub owner: Owner,

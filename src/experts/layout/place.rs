@@ -18,7 +18,7 @@ pub const READ_BYTES: usize = 512 << 10;
 
 /// One of an expert's matrices as a file stores its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct MatrixRows {
     pub rows: usize,
     pub row_bytes: usize,
     /// Elements and bytes a block of the type.
@@ -26,10 +26,10 @@ pub struct Part {
     pub block_bytes: usize,
 }
 
-impl Part {
+impl MatrixRows {
     /// A matrix that experts do without: as many rows as another's, and no bytes.
-    pub fn absent(rows: usize) -> Part {
-        Part { rows, row_bytes: 0, block_len: 1, block_bytes: 0 }
+    pub fn absent(rows: usize) -> MatrixRows {
+        MatrixRows { rows, row_bytes: 0, block_len: 1, block_bytes: 0 }
     }
 
     pub fn n_bytes(&self) -> usize {
@@ -67,9 +67,9 @@ pub struct LayerExperts {
     pub n_experts: usize,
     pub geometry: Geometry,
     /// Without bytes where experts have no gate: down · act(up · x).
-    pub gate: Part,
-    pub up: Part,
-    pub down: Part,
+    pub gate: MatrixRows,
+    pub up: MatrixRows,
+    pub down: MatrixRows,
     pub tensors: ExpertTensors,
 }
 
@@ -87,7 +87,7 @@ impl LayerExperts {
     /// Experts of these matrices, cut as this version cuts them.
     pub fn cut(
         n_experts: usize,
-        [gate, up, down]: [Part; 3],
+        [gate, up, down]: [MatrixRows; 3],
         tensors: ExpertTensors,
     ) -> LayerExperts {
         let n_ff = up.rows;

@@ -14,7 +14,7 @@ use super::wire;
 use crate::{Error, Result};
 
 /// A request on its way to a peer.
-pub struct Job {
+pub struct PeerJob {
     pub ticket: u64,
     pub body: Vec<u8>,
     pub n_pairs: usize,
@@ -34,7 +34,7 @@ pub struct Reply {
 /// A peer as its head sees it.
 pub struct Link {
     pub shared: Arc<Shared>,
-    jobs: Sender<Job>,
+    jobs: Sender<PeerJob>,
 }
 
 /// The state that a peer's thread and the layer loop share.
@@ -115,7 +115,7 @@ impl Link {
     }
 
     /// Queues a request; false if its thread has ended.
-    pub fn ask(&self, job: Job) -> bool {
+    pub fn ask(&self, job: PeerJob) -> bool {
         self.shared.n_open.fetch_add(1, Ordering::SeqCst);
         self.jobs.send(job).is_ok()
     }
@@ -184,7 +184,7 @@ impl Shared {
     }
 
     /// Asks until the head ends.
-    fn run(&self, agent: &Agent, queue: &Receiver<Job>) {
+    fn run(&self, agent: &Agent, queue: &Receiver<PeerJob>) {
         let mut wait = FIRST_WAIT;
         loop {
             if self.is_up.load(Ordering::SeqCst) {
@@ -210,7 +210,7 @@ impl Shared {
         }
     }
 
-    fn serve(&self, agent: &Agent, job: Job) {
+    fn serve(&self, agent: &Agent, job: PeerJob) {
         let start = Instant::now();
         let body = match self.post(agent, &job) {
             Ok(body) => {
@@ -228,13 +228,13 @@ impl Shared {
     }
 
     /// Whoever asked may have given up.
-    fn reply(&self, job: &Job, body: Option<Vec<u8>>) {
+    fn reply(&self, job: &PeerJob, body: Option<Vec<u8>>) {
         self.n_open.fetch_sub(1, Ordering::SeqCst);
         let _ = job.replies.send(Reply { ticket: job.ticket, body });
     }
 
     /// The checked answer to a request, or a sentence's first half.
-    fn post(&self, agent: &Agent, job: &Job) -> std::result::Result<Vec<u8>, String> {
+    fn post(&self, agent: &Agent, job: &PeerJob) -> std::result::Result<Vec<u8>, String> {
         let url = &self.url;
         let mut request = agent.post(format!("{url}{EXPERTS}"));
         if let Some(token) = &self.token {

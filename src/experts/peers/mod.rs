@@ -23,7 +23,7 @@ pub use counters::PeerCounters;
 use counters::{Counts, add};
 pub use facts::{Facts, Greeting};
 pub use link::{EXPERTS, GREETING};
-use link::{Job, Link, Reply};
+use link::{Link, PeerJob, Reply};
 use owners::{HEAD, Owners, Share};
 pub use wire::{Group, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, ModelKey, Request};
 pub use wire::{answer, answer_bytes};
@@ -96,12 +96,12 @@ impl Layer<'_> {
 /// One layer's experts that peers compute; reused from layer to layer.
 #[derive(Default)]
 pub struct Remote {
-    parts: Vec<Part>,
+    parts: Vec<PeerShare>,
     channel: Option<(Sender<Reply>, Receiver<Reply>)>,
 }
 
 /// Experts that one peer is asked for in one request.
-pub struct Part {
+pub struct PeerShare {
     pub experts: Vec<u32>,
     pub n_pairs: usize,
     n_embd: usize,
@@ -113,7 +113,7 @@ pub struct Part {
 
 impl Remote {
     /// Parts that were dealt and are not answered yet.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[PeerShare] {
         &self.parts
     }
 
@@ -122,7 +122,7 @@ impl Remote {
     }
 }
 
-impl Part {
+impl PeerShare {
     fn units(&self) -> usize {
         if self.is_prompt { self.n_pairs } else { self.experts.len() }
     }
@@ -131,17 +131,17 @@ impl Part {
 /// The end of a part.
 pub enum Answered {
     /// A row of f32 for each pair, as bytes.
-    Rows(Part, Answer),
+    Rows(PeerShare, PeerAnswer),
     /// The experts are to be computed here.
-    Lost(Part),
+    Lost(PeerShare),
 }
 
 /// An answer whose checksum and sizes are right.
-pub struct Answer(Vec<u8>);
+pub struct PeerAnswer(Vec<u8>);
 
-impl Answer {
+impl PeerAnswer {
     /// The rows, expert by expert.
-    pub fn rows(&self, part: &Part) -> &[u8] {
+    pub fn rows(&self, part: &PeerShare) -> &[u8] {
         let end = self.0.len() - 4;
         &self.0[end - 4 * part.n_pairs * part.n_embd..end]
     }
@@ -255,13 +255,13 @@ impl Peers {
         for (expert, peer) in asked {
             let n_pairs = (layer.n_pairs)(expert);
             let room = PART_BYTES / (4 * layer.n_embd);
-            let fits = |part: &&mut Part| part.peer == peer && part.n_pairs + n_pairs <= room;
+            let fits = |part: &&mut PeerShare| part.peer == peer && part.n_pairs + n_pairs <= room;
             match remote.parts.iter_mut().find(fits) {
                 Some(part) => {
                     part.experts.push(expert);
                     part.n_pairs += n_pairs;
                 }
-                None => remote.parts.push(Part {
+                None => remote.parts.push(PeerShare {
                     experts: vec![expert],
                     n_pairs,
                     n_embd: layer.n_embd,
@@ -304,7 +304,7 @@ impl Peers {
         let is_sent = n_bytes <= MAX_REQUEST_BYTES && n_answer <= MAX_ANSWER_BYTES && {
             add(&self.counts.requests, 1);
             add(&self.counts.sent_bytes, n_bytes);
-            self.links[part.peer].ask(Job {
+            self.links[part.peer].ask(PeerJob {
                 ticket: part.ticket,
                 body,
                 n_pairs: part.n_pairs,
@@ -380,11 +380,11 @@ impl Peers {
 const CANCEL_TIME: Duration = Duration::from_millis(50);
 
 /// The part that a reply is for.
-fn taken(parts: &mut Vec<Part>, reply: Reply) -> Option<Answered> {
+fn taken(parts: &mut Vec<PeerShare>, reply: Reply) -> Option<Answered> {
     let at = parts.iter().position(|part| part.ticket == reply.ticket)?;
     let part = parts.swap_remove(at);
     Some(match reply.body {
-        Some(body) => Answered::Rows(part, Answer(body)),
+        Some(body) => Answered::Rows(part, PeerAnswer(body)),
         None => Answered::Lost(part),
     })
 }

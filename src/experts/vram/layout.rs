@@ -50,7 +50,7 @@ pub fn needs(layer: &LayerExperts, k: usize) -> LayerNeeds {
 }
 
 /// A part of a granule in the host's memory, and where it goes in the slot.
-pub struct Part<'a> {
+pub struct GranulePart<'a> {
     at: usize,
     bytes: &'a [u8],
     /// Rows of `width` bytes at a distance of `stride`.
@@ -59,15 +59,16 @@ pub struct Part<'a> {
     n_rows: usize,
 }
 
-impl<'a> Part<'a> {
+impl<'a> GranulePart<'a> {
     /// Gate, up and down of a granule; gate is empty where experts have none.
     pub fn of(
         layer: &LayerExperts,
         layout: &GranuleLayout,
         granule: &ReadyGranule<'a>,
-    ) -> [Part<'a>; 3] {
+    ) -> [GranulePart<'a>; 3] {
         let n_rows = granule.rows.len();
-        let part = |at, bytes, width, stride, n_rows| Part { at, bytes, width, stride, n_rows };
+        let part =
+            |at, bytes, width, stride, n_rows| GranulePart { at, bytes, width, stride, n_rows };
         let ReadyGranule { gate, up, down, gate_stride, up_stride, down_stride, .. } = *granule;
         let width = layer.down.columns(&granule.rows).len();
         [

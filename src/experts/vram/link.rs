@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::feed::{Feed, Hold};
-use super::layout::Part;
+use super::layout::GranulePart;
 use super::mover::Core;
 use super::staging::Staging;
 use crate::backend::gpu::{Device, Event, PinnedKind, Stream};
@@ -143,7 +143,7 @@ impl Worker {
         let slot = ticket.slots[granule - ticket.first_granule];
         core.fences.wait(stream, ticket.class, slot).map_err(Failure::Device)?;
         let layer = core.layers[ticket.expert.layer as usize].as_ref().expect("its experts move");
-        let parts = Part::of(&layer.experts, &layer.layout, &ready);
+        let parts = GranulePart::of(&layer.experts, &layer.layout, &ready);
         let in_place = core.in_place(&parts);
         let n_bytes = parts.iter().map(|part| part.range().len() as u64).sum();
         core.timer.start(n_bytes, Instant::now());

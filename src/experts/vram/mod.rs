@@ -26,7 +26,7 @@ mod tiers;
 mod timer;
 
 pub use fence::Fence;
-pub use layout::{GranuleLayout, Part, needs as slots};
+pub use layout::{GranuleLayout, GranulePart, needs as slots};
 pub use mover::PcieMover;
 pub use owners::{Dealt, Own, Owners};
 pub use pinned_tier::PinnedTier;
@@ -357,7 +357,7 @@ impl VramTier {
         granule: &ReadyGranule<'a>,
     ) -> Option<([&'a [u8]; 3], [u64; 3])> {
         let Layer { experts, layout, .. } = self.layer(layer);
-        let parts = self.core().in_place(&Part::of(experts, layout, granule))?;
+        let parts = self.core().in_place(&GranulePart::of(experts, layout, granule))?;
         let pinned = self.core().pinned.as_ref()?;
         let address = |bytes: &[u8]| if bytes.is_empty() { Some(0) } else { pinned.address(bytes) };
         let [gate, up, down] = parts.map(address);

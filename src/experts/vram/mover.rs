@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::VramOptions;
 use super::fence::Fences;
-use super::layout::{GranuleLayout, Part};
+use super::layout::{GranuleLayout, GranulePart};
 use super::link::Link;
 use super::owners::Own;
 use super::pinned_tier::PinnedTier;
@@ -90,9 +90,9 @@ impl Core {
     }
 
     /// The bytes of a granule's parts where they are, if a device can copy all of them from there.
-    pub fn in_place<'a>(&self, parts: &[Part<'a>; 3]) -> Option<[&'a [u8]; 3]> {
+    pub fn in_place<'a>(&self, parts: &[GranulePart<'a>; 3]) -> Option<[&'a [u8]; 3]> {
         let pinned = self.pinned.as_ref()?;
-        let [gate, up, down] = parts.each_ref().map(Part::in_place);
+        let [gate, up, down] = parts.each_ref().map(GranulePart::in_place);
         let bytes = [gate?, up?, down?];
         bytes.iter().all(|bytes| bytes.is_empty() || pinned.has(bytes)).then_some(bytes)
     }

@@ -15,7 +15,7 @@ use crate::forward::gpu::bump::ByteRange;
 use crate::forward::gpu::layers::GpuStreams;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::GpuLinear;
-use crate::model::weights::Part;
+use crate::model::weights::SubLayer;
 
 /// The memory of attention's result.
 #[derive(Clone, Copy)]
@@ -150,7 +150,7 @@ impl<'a> GpuPass<'a> {
     pub fn mixer_residual(&self, l: usize) -> Option<f32> {
         let (hyper, layer) = (self.hyper(), self.layer(l));
         let output = layer.mixer.output()?;
-        let is_one = matches!(layer.streams[Part::Mixer as usize], GpuStreams::One);
+        let is_one = matches!(layer.streams[SubLayer::Mixer as usize], GpuStreams::One);
         let has_scale = output.scale != 1.0 || hyper.attention_output_scale != 1.0;
         let sees_before = layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before);
         let is_plain = is_one && layer.post_norm.is_none() && !has_scale && !sees_before;

@@ -4,7 +4,7 @@ use crate::Result;
 use crate::experts::vram::VramTiers;
 use crate::forward::gpu::layers::{GpuFfn, GpuMixer, GpuOnly};
 use crate::forward::gpu::pass::GpuPass;
-use crate::model::weights::Part;
+use crate::model::weights::SubLayer;
 
 /// How the experts of a layer are computed.
 enum ExpertPath<'a> {
@@ -90,12 +90,12 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
         if let Some(ngrams) = &layer.ngrams {
             cx.add_ngrams(l, ngrams)?;
         }
-        cx.read_streams(l, Part::Mixer)?;
+        cx.read_streams(l, SubLayer::Mixer)?;
     }
     mix(cx, l)?;
     layer.ffn.as_ref().map_or(Ok(()), |ffn| cx.keep_before(ffn))?;
     if !matches!(layer.mixer, GpuMixer::None) && cx.mixer_residual(l).is_none() {
-        cx.feed_streams(l, Part::Mixer, layer.post_norm.as_ref(), 1.0)?;
+        cx.feed_streams(l, SubLayer::Mixer, layer.post_norm.as_ref(), 1.0)?;
     }
 
     // norm, attention to the source text, residual
@@ -107,7 +107,7 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
 
     // dense branch, residual
     let Some(ffn) = &layer.ffn else { return Ok(()) };
-    cx.read_streams(l, Part::FeedForward)?;
+    cx.read_streams(l, SubLayer::FeedForward)?;
     if let Some(branch) = &ffn.branch {
         cx.dense_branch(branch)?;
     }

@@ -4,7 +4,7 @@ use crate::backend::gpu::conv::Units;
 use crate::backend::gpu::delta::NormGate;
 use crate::backend::ops::{DeltaShape, DistanceBias, ExpertBiases, ExpertForm, ExpertShape};
 use crate::experts::Resident;
-use crate::experts::vram::{GranuleLayout, Part};
+use crate::experts::vram::{GranuleLayout, GranulePart};
 use crate::forward::encoder_decoder::EncoderWeights;
 use crate::forward::gpu::compressed_layers::GpuCompressed;
 use crate::forward::gpu::index_layers::{GpuBlockIndexer, GpuSees};
@@ -728,7 +728,8 @@ impl<'a> Packer<'a> {
         let granule = |g: usize| {
             self.made(layout.slot_bytes, move || {
                 let mut slot = vec![0; layout.slot_bytes];
-                for part in Part::of(&experts, &layout, &store.granule(l, expert as u32, g)) {
+                for part in GranulePart::of(&experts, &layout, &store.granule(l, expert as u32, g))
+                {
                     part.pack(&mut slot[part.range()]);
                 }
                 slot

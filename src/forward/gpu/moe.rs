@@ -16,7 +16,7 @@ use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuVector;
 use crate::forward::gpu::workspace::RouteParts;
 use crate::gguf::TensorType;
-use crate::model::weights::Part;
+use crate::model::weights::SubLayer;
 
 /// The use of the result of an expert that every token goes to; see `OrderedSum`.
 struct OnlySum<'a> {
@@ -63,7 +63,8 @@ impl<'a> GpuPass<'a> {
     /// without a norm.
     fn plain_residual(&self, l: usize) -> Option<(DeviceSlice<'a>, f32)> {
         let (ffn, scale) = (self.ffn(l), self.hyper().residual_scale);
-        let is_one = matches!(self.layer(l).streams[Part::FeedForward as usize], GpuStreams::One);
+        let is_one =
+            matches!(self.layer(l).streams[SubLayer::FeedForward as usize], GpuStreams::One);
         let has_norm = ffn.post_norm.is_some() || ffn.experts_norm.is_some();
         let is_plain = !has_norm && is_one && ffn.latent.is_none() && !self.adds_to_normed();
         is_plain.then(|| (self.x(), ffn.scale * scale))
@@ -78,7 +79,7 @@ impl<'a> GpuPass<'a> {
             self.stream().copy(self.y(), self.h())?;
             self.dev.ops.rows.add(self.stream(), self.y(), self.branch())?;
         }
-        self.feed_streams(l, Part::FeedForward, ffn.post_norm.as_ref(), ffn.scale)
+        self.feed_streams(l, SubLayer::FeedForward, ffn.post_norm.as_ref(), ffn.scale)
     }
 
     /// The offsets of a route's parts.

@@ -11,7 +11,7 @@ use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuVector;
 use crate::forward::gpu::workspace::{n_left, n_streams};
 use crate::model::streams::StreamParams;
-use crate::model::weights::Part;
+use crate::model::weights::SubLayer;
 use crate::simd::FloatBuffer;
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ impl<'a> GpuPass<'a> {
         if l != self.hyper().decoder_layers().start {
             return Ok(());
         }
-        match &self.layer(l).streams[Part::Mixer as usize] {
+        match &self.layer(l).streams[SubLayer::Mixer as usize] {
             GpuStreams::One | GpuStreams::Mean => Ok(()),
             GpuStreams::Hyper(w) => self.repeat_stream(w.params.n),
             GpuStreams::Gated(w) => self.repeat_stream(w.n),
@@ -43,7 +43,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// x of a part of layer `l`, of the streams.
-    pub fn read_streams(&self, l: usize, part: Part) -> Result<()> {
+    pub fn read_streams(&self, l: usize, part: SubLayer) -> Result<()> {
         let hyper = self.hyper();
         match &self.layer(l).streams[part as usize] {
             GpuStreams::One | GpuStreams::Mean => Ok(()),
@@ -51,12 +51,12 @@ impl<'a> GpuPass<'a> {
             GpuStreams::Gated(w) => self.join_gated(w),
             GpuStreams::Kept(score) => {
                 let is_left = l.is_multiple_of(hyper.kept_every);
-                let seen = if part == Part::Mixer { l } else { l + 1 };
+                let seen = if part == SubLayer::Mixer { l } else { l + 1 };
                 let n = n_left(hyper, seen).unwrap_or(0);
                 if n > 0 {
                     self.recall(score, n + 1)?;
                 }
-                match part == Part::Mixer && is_left {
+                match part == SubLayer::Mixer && is_left {
                     true => self.dev.ops.rows.set(self.stream(), self.present(l), 0.0),
                     false => Ok(()),
                 }
@@ -132,7 +132,7 @@ impl<'a> GpuPass<'a> {
     pub fn feed_streams(
         &self,
         l: usize,
-        part: Part,
+        part: SubLayer,
         norm: Option<&GpuNorm>,
         scale: f32,
     ) -> Result<()> {

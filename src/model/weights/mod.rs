@@ -41,7 +41,7 @@ pub use recurrent::{
     KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, Projection, ShortConvWeights,
 };
 pub use start::StreamStart;
-pub use streams::{Connection, GatedConnection, Part, Streams};
+pub use streams::{Connection, GatedConnection, Streams, SubLayer};
 
 /// A normalisation of the stream.
 #[derive(Clone, Debug)]
@@ -112,9 +112,9 @@ pub struct Layer {
 
 impl Layer {
     /// The norm of a part's result, and the factor on it, before it joins the stream.
-    pub fn post(&self, part: Part) -> (Option<&Norm>, f32) {
+    pub fn post(&self, part: SubLayer) -> (Option<&Norm>, f32) {
         match (part, &self.ffn) {
-            (Part::FeedForward, Some(ffn)) => (ffn.post_norm.as_ref(), ffn.scale),
+            (SubLayer::FeedForward, Some(ffn)) => (ffn.post_norm.as_ref(), ffn.scale),
             _ => (self.post_norm.as_ref(), 1.0),
         }
     }

@@ -9,7 +9,7 @@ use crate::model::streams::StreamParams;
 
 /// The part of a layer that reads and feeds the streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum SubLayer {
     Mixer,
     FeedForward,
 }

@@ -21,7 +21,7 @@ pub struct Writer<W: Write> {
     block: Block,
     /// Tokens whose embeddings are written.
     known: HashSet<u32>,
-    pass: Pass,
+    pass: OpenPass,
     in_request: bool,
     n_requests: u64,
     n_tokens: u64,
@@ -29,7 +29,7 @@ pub struct Writer<W: Write> {
 
 /// The forward pass that is under way.
 #[derive(Default)]
-struct Pass {
+struct OpenPass {
     /// Its rows in the block's columns, and in those of decode steps only.
     rows: Range<usize>,
     decode_rows: Range<usize>,
@@ -57,7 +57,7 @@ impl<W: Write> Writer<W> {
             header,
             block: Block::default(),
             known: HashSet::new(),
-            pass: Pass::default(),
+            pass: OpenPass::default(),
             in_request: false,
             n_requests: 0,
             n_tokens: 0,
@@ -109,7 +109,7 @@ impl<W: Write> Writer<W> {
         columns.probs.resize(columns.ids.len() * row.probs * precision.prob_bytes(), 0);
         columns.ahead.resize(block.n_decode * row.ahead * precision.prob_bytes(), 0);
         columns.hidden.resize(block.n_decode * row.hidden * precision.value_bytes(), 0);
-        self.pass = Pass {
+        self.pass = OpenPass {
             rows: first..first + n,
             decode_rows: first_decode..first_decode + n_decode,
             missing: n * (row.chosen + row.probs) + n_decode * (row.ahead + row.hidden),
@@ -197,7 +197,7 @@ impl<W: Write> Writer<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.end_pass();
-        self.pass = Pass::default();
+        self.pass = OpenPass::default();
         if self.block == Block::default() {
             return Ok(());
         }

@@ -62,13 +62,13 @@ unsafe impl Send for Shared {}
 /// A thread's part of a region, or what is left of it: where it begins and where it ends, half a
 /// word each. On a cache line of its own, as its thread is mostly alone with it.
 #[repr(align(128))]
-struct Part(AtomicU64);
+struct ThreadShare(AtomicU64);
 
 /// Runs closures on a fixed number of threads, the caller's among them.
 pub struct Pool {
     shared: Arc<Shared>,
     /// One a thread, for [`Pool::for_each_chunk`].
-    parts: Vec<Part>,
+    parts: Vec<ThreadShare>,
     workers: Vec<JoinHandle<()>>,
     is_running: Cell<bool>,
 }
@@ -102,7 +102,7 @@ impl Pool {
                     .expect("the system starts a thread")
             })
             .collect();
-        let parts = (0..n_threads).map(|_| Part(AtomicU64::new(0))).collect();
+        let parts = (0..n_threads).map(|_| ThreadShare(AtomicU64::new(0))).collect();
         Pool { shared, parts, workers, is_running: Cell::new(false) }
     }
 
@@ -190,7 +190,7 @@ impl Sizes {
 
 /// Each piece is taken once, because each change is one atomic change of a single word. Memory that
 /// a piece reads and writes is ordered by the region's begin and end.
-impl Part {
+impl ThreadShare {
     fn set(&self, range: Range<usize>) {
         assert!(range.end <= u32::MAX as usize);
         self.0.store((range.start as u64) << 32 | range.end as u64, Ordering::Relaxed);

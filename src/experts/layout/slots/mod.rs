@@ -12,7 +12,9 @@ use std::ops::Range;
 
 use crate::experts::layout::geometry::Geometry;
 use crate::experts::layout::piece::{Dest, Piece};
-use crate::experts::layout::place::{DIRECT_ALIGN, ExpertTensors, LayerExperts, Part, READ_BYTES};
+use crate::experts::layout::place::{
+    DIRECT_ALIGN, ExpertTensors, LayerExperts, MatrixRows, READ_BYTES,
+};
 use crate::experts::store::ReadyGranule;
 use crate::gguf::Gguf;
 
@@ -87,7 +89,7 @@ impl SlotLayout {
         let (source, slot_bytes) = match layer.tensors {
             ExpertTensors::Stacked { gate, up, down } => {
                 let [of_gate, of_up, of_down] =
-                    [&layer.gate, &layer.up, &layer.down].map(Part::n_bytes);
+                    [&layer.gate, &layer.up, &layer.down].map(MatrixRows::n_bytes);
                 let gate = gate.map(|tensor| Origin::of(file, tensor, of_gate));
                 let up = Origin::of(file, up, of_up);
                 Source::stacked(layer, gate, up, Origin::of(file, down, of_down))
@@ -121,7 +123,7 @@ impl SlotLayout {
         let aligned = |at: usize| at.is_multiple_of(align);
         match self.source {
             Source::Stacked { gate, up, .. } => {
-                let of = |origin: Origin, part: &Part| {
+                let of = |origin: Origin, part: &MatrixRows| {
                     let rows = layer.geometry.rows(granules.end - 1).start;
                     let first_rows = layer.geometry.rows(0).len().min(rows);
                     let starts = [origin.expert_stride, first_rows * part.row_bytes];
@@ -207,7 +209,7 @@ impl SlotLayout {
         let layer = &self.layer;
         match self.source {
             Source::Stacked { gate, up, up_at, down_at, .. } => {
-                let of_rows = |origin: Origin, part: &Part, at: usize| {
+                let of_rows = |origin: Origin, part: &MatrixRows, at: usize| {
                     let range = row_range(layer, origin, part, expert, index);
                     &slot[at + in_page(range.start)..]
                 };
@@ -270,7 +272,7 @@ fn in_page(position: u64) -> usize {
 fn row_range(
     layer: &LayerExperts,
     origin: Origin,
-    part: &Part,
+    part: &MatrixRows,
     expert: u32,
     granule: usize,
 ) -> Range<u64> {
@@ -280,7 +282,7 @@ fn row_range(
 }
 
 /// The most pages, in bytes, that any granule's rows of a matrix touch.
-fn widest_window(layer: &LayerExperts, part: &Part, origin: Origin) -> usize {
+fn widest_window(layer: &LayerExperts, part: &MatrixRows, origin: Origin) -> usize {
     let granules = 0..layer.geometry.n_granules();
     let window = |expert: usize, granule: usize| {
         let range = row_range(layer, origin, part, expert as u32, granule);
@@ -293,7 +295,7 @@ fn widest_window(layer: &LayerExperts, part: &Part, origin: Origin) -> usize {
 
 /// Rows of down a read: as even as can be, so that no read is left with a few of them, and so few
 /// that their pages fit `READ_BYTES` wherever in a page they start.
-fn rows_a_piece(down: &Part) -> usize {
+fn rows_a_piece(down: &MatrixRows) -> usize {
     let most = ((READ_BYTES - (DIRECT_ALIGN - 1)) / down.row_bytes).max(1);
     down.rows.div_ceil(down.rows.div_ceil(most))
 }

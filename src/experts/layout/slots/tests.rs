@@ -29,7 +29,7 @@ struct Shape {
 
 impl Shape {
     fn layer(&self, tensors: ExpertTensors) -> LayerExperts {
-        let part = |ty: TensorType, rows: usize, cols: usize| Part {
+        let part = |ty: TensorType, rows: usize, cols: usize| MatrixRows {
             rows,
             row_bytes: ty.row_bytes(cols as u64).unwrap() as usize,
             block_len: ty.block_len(),
@@ -40,7 +40,7 @@ impl Shape {
             geometry: Geometry { n_ff: self.n_ff, granule_rows: self.granule_rows },
             gate: match self.is_gated {
                 true => part(self.types[0], self.n_ff, self.n_embd),
-                false => Part::absent(self.n_ff),
+                false => MatrixRows::absent(self.n_ff),
             },
             up: part(self.types[1], self.n_ff, self.n_embd),
             down: part(self.types[2], self.n_embd, self.n_ff),

@@ -29,7 +29,7 @@ pub struct Writer {
 
 /// The part of an answer that an object tells.
 #[derive(Default)]
-struct Part<'a> {
+struct AnswerPart<'a> {
     content: &'a str,
     thinking: &'a str,
     calls: Vec<Value>,
@@ -42,7 +42,7 @@ impl Writer {
         Writer { shape, model, start, load_time, call: None, n_calls: 0, service }
     }
 
-    fn object(&self, part: Part<'_>, is_done: bool) -> Map<String, Value> {
+    fn object(&self, part: AnswerPart<'_>, is_done: bool) -> Map<String, Value> {
         let logprobs = entries(part.tokens, &self.service);
         let mut map = object(self.shape, &self.model, part, is_done);
         if !logprobs.is_empty() {
@@ -60,11 +60,11 @@ impl Writer {
     pub fn whole(&mut self, choice: &Choice, finish: &Finish) -> Value {
         let calls = choice.calls.iter().filter_map(|call| self.written(call)).collect();
         let (content, thinking) = (choice.content.as_str(), choice.reasoning.as_str());
-        self.last(Part { content, thinking, calls, tokens: &choice.tokens }, finish)
+        self.last(AnswerPart { content, thinking, calls, tokens: &choice.tokens }, finish)
     }
 
     /// An object with the reason of the end and the figures.
-    fn last(&self, part: Part<'_>, finish: &Finish) -> Value {
+    fn last(&self, part: AnswerPart<'_>, finish: &Finish) -> Value {
         let outcome = &finish.outcome;
         let mut object = self.object(part, true);
         let figures = json!({
@@ -97,16 +97,16 @@ impl Writer {
     fn end_call(&mut self, out: &mut Frames) {
         let call = self.call.take();
         if let Some(call) = call.and_then(|call| self.written(&call)) {
-            self.part(Part { calls: vec![call], ..Part::default() }, out);
+            self.part(AnswerPart { calls: vec![call], ..AnswerPart::default() }, out);
         }
     }
 
-    fn part(&self, part: Part<'_>, out: &mut Frames) {
+    fn part(&self, part: AnswerPart<'_>, out: &mut Frames) {
         out.line(&Value::Object(self.object(part, false)));
     }
 }
 
-fn object(shape: Shape, model: &str, part: Part<'_>, is_done: bool) -> Map<String, Value> {
+fn object(shape: Shape, model: &str, part: AnswerPart<'_>, is_done: bool) -> Map<String, Value> {
     let mut map = Map::new();
     map.insert("model".into(), model.into());
     map.insert("created_at".into(), time(SystemTime::now()).into());
@@ -135,7 +135,7 @@ fn object(shape: Shape, model: &str, part: Part<'_>, is_done: bool) -> Map<Strin
 
 /// The answer of this model to a request without a text.
 pub fn empty(shape: Shape, model: &str, reason: &str) -> Value {
-    let mut object = object(shape, model, Part::default(), true);
+    let mut object = object(shape, model, AnswerPart::default(), true);
     object.insert("done_reason".into(), reason.into());
     Value::Object(object)
 }
@@ -150,12 +150,12 @@ impl Encoder for Writer {
     fn event(&mut self, _choice: usize, event: &Event, out: &mut Frames) {
         match event {
             Event::Reasoning(piece) => {
-                self.part(Part { thinking: &piece.text, ..Part::default() }, out);
+                self.part(AnswerPart { thinking: &piece.text, ..AnswerPart::default() }, out);
             }
             Event::Content(piece) => {
                 self.end_call(out);
                 let (content, tokens) = (piece.text.as_str(), piece.tokens.as_slice());
-                self.part(Part { content, tokens, ..Part::default() }, out);
+                self.part(AnswerPart { content, tokens, ..AnswerPart::default() }, out);
             }
             Event::CallBegin { id, name, .. } => {
                 self.end_call(out);
@@ -169,7 +169,7 @@ impl Encoder for Writer {
             }
             Event::Finished(finish) => {
                 self.end_call(out);
-                out.line(&self.last(Part::default(), finish));
+                out.line(&self.last(AnswerPart::default(), finish));
             }
             Event::Started { .. } | Event::Progress { .. } => {}
             Event::Embedded(_) | Event::Failed(_) => {}
@@ -184,7 +184,7 @@ impl Encoder for Writer {
 
     /// Lines have no comments.
     fn ping(&mut self, out: &mut Frames) {
-        self.part(Part::default(), out);
+        self.part(AnswerPart::default(), out);
     }
 
     fn content_type(&self) -> &'static str {
