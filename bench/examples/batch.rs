@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use moeba::cancel::Cancel;
 use moeba::engine::scheduler::{AnySink, Job, JobSink, Owner, Scheduler, SchedulerOptions};
 use moeba::engine::{Engine, EngineOptions, Generation, Limits, Outcome, Request, TextSink};
+use moeba::sample::SamplerOptions;
 use moeba::tokenizer::EncodeOptions;
 use moeba::{Error, Result};
 
@@ -57,7 +58,8 @@ fn job(
 ) -> Result<Job<AnySink>> {
     let prompt = engine.tokenizer().encode(prompt, EncodeOptions::PROMPT);
     let limits = Limits { n_predict: Some(n_predict), ..Limits::default() };
-    let request = Request { prompt, limits, ..Request::default() };
+    let sampling = SamplerOptions { seed: Some(1), ..SamplerOptions::default() };
+    let request = Request { prompt, limits, sampling, ..Request::default() };
     Ok(Job {
         id: i as u64,
         generation: Generation::new(engine, &request)?,
