@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn its_experts_are_prefetched() {
         let run = || run(MODEL.as_ref(), "same-again", 24);
-        assert!(run().is_err(), "nobody knows the name");
+        assert!(run().is_err(), "the name is not registered yet");
         register(NAMES).unwrap();
         assert!(register(NAMES).is_err(), "the names are taken");
         let counters = run().unwrap();

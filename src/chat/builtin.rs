@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
+use crate::chat::data::table;
+
 /// Texts around what a role says.
 type Around = (String, String);
 
@@ -31,10 +33,8 @@ struct Table {
     template: Vec<Builtin>,
 }
 
-static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let text = include_str!("../../models/chat/templates.toml");
-    toml::from_str(text).expect("the program's own table")
-});
+static TABLE: LazyLock<Table> =
+    LazyLock::new(|| table(include_str!("../../models/chat/templates.toml")));
 
 /// The names of llama.cpp's templates, but for `chatml`.
 pub fn names() -> impl Iterator<Item = &'static str> {

@@ -1,9 +1,15 @@
 //! Texts of the program's own tables, which are read once and stay.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 pub type Text = &'static str;
 pub type Texts = &'static [&'static str];
+
+/// A table that is part of the program, so that it can be read.
+pub fn table<T: DeserializeOwned>(text: &str) -> T {
+    toml::from_str(text).expect("the program's own table")
+}
 
 pub fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Text, D::Error> {
     Ok(String::deserialize(from)?.leak())

@@ -28,14 +28,14 @@ pub struct EventBuffers {
     pub timing: Timing,
 }
 
-/// A layer's routing, with a row for each token of the batch.
-#[derive(Clone, Copy)]
+/// A layer's routing, with a row for each token of the batch, for those who hear of it.
 pub(super) struct Routing<'a> {
     pub route: &'a Route,
     /// The router's input.
     pub h: &'a [f32],
-    /// The stream that it was made of.
+    /// The stream that the input was made of.
     pub x: &'a [f32],
+    pub events: &'a mut EventBuffers,
 }
 
 /// Listeners to what a layer's router chose.
@@ -62,10 +62,10 @@ impl EventBuffers {
 }
 
 impl Buffers {
-    /// The routing of the present layer, and the buffers for what is published of it.
-    pub(super) fn routing(&mut self) -> (Routing<'_>, &mut EventBuffers) {
+    /// The routing of the present layer.
+    pub(super) fn routing(&mut self) -> Routing<'_> {
         let Buffers { x, h, ffn, events, .. } = self;
-        (Routing { route: &ffn.route, h, x }, events)
+        Routing { route: &ffn.route, h, x, events }
     }
 }
 
@@ -101,24 +101,17 @@ impl Model {
         cpu: &Cpu,
         batch: &Batch,
         l: usize,
-        routing: Routing<'_>,
-        e: &mut EventBuffers,
+        routing: &mut Routing<'_>,
     ) {
-        self.publish_choice(batch, l, routing, e);
-        self.publish_look_ahead(cpu, batch, l, routing, e);
+        self.publish_choice(batch, l, routing);
+        self.publish_look_ahead(cpu, batch, l, routing);
     }
 
     /// The first half of `publish_routed`: evictions hear of it, which takes next to no time, so
     /// that they know of it when the layer's demand makes them name victims.
-    pub(super) fn publish_choice(
-        &self,
-        batch: &Batch,
-        l: usize,
-        routing: Routing<'_>,
-        e: &mut EventBuffers,
-    ) {
+    pub(super) fn publish_choice(&self, batch: &Batch, l: usize, routing: &mut Routing<'_>) {
         if self.has_router(l) && self.hierarchy.has_policies() {
-            self.publish_to(Audience::Evictions, batch, l, routing, e);
+            self.publish_to(Audience::Evictions, batch, l, routing);
         }
     }
 
@@ -129,39 +122,33 @@ impl Model {
         cpu: &Cpu,
         batch: &Batch,
         l: usize,
-        routing: Routing<'_>,
-        e: &mut EventBuffers,
+        routing: &mut Routing<'_>,
     ) {
         if !self.has_router(l) || !self.hierarchy.has_policies() {
             return;
         }
         let decoded = batch.decode_rows();
-        let is_wanted = e.wants.ahead && !decoded.is_empty();
+        let is_wanted = routing.events.wants.ahead && !decoded.is_empty();
         let ahead = is_wanted.then(|| self.look_ahead_layer(l, batch.n_rows())).flatten();
         // A device's stream is here only if it is wanted.
-        let x = || rows_of(routing.x, &decoded, self.hyper.n_embd);
-        let ahead = ahead.filter(|next| self.look_ahead(cpu, *next, x(), e));
+        let ahead = ahead.filter(|next| {
+            let x = rows_of(routing.x, &decoded, self.hyper.n_embd);
+            self.look_ahead(cpu, *next, x, routing.events)
+        });
         ahead.iter().for_each(|_| self.hierarchy.count_look_ahead());
-        self.publish_to(Audience::Predictors { ahead }, batch, l, routing, e);
+        self.publish_to(Audience::Predictors { ahead }, batch, l, routing);
     }
 
-    fn publish_to(
-        &self,
-        audience: Audience,
-        batch: &Batch,
-        l: usize,
-        routing: Routing<'_>,
-        e: &mut EventBuffers,
-    ) {
+    fn publish_to(&self, audience: Audience, batch: &Batch, l: usize, routing: &mut Routing<'_>) {
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
             let part = |rows| LayerRows { layer: l as u32, request, rows };
             match phase {
                 Phase::Decode => rows.for_each(|row| {
-                    let routed = self.routed_row(audience, &part(row..row + 1), routing, e);
+                    let routed = self.routed_row(audience, &part(row..row + 1), routing);
                     self.tell(audience, &Event::Routed(routed));
                 }),
                 Phase::Prompt => {
-                    let routed = prompt_routed(&part(rows), routing.route, e);
+                    let routed = prompt_routed(&part(rows), routing);
                     self.tell(audience, &Event::PromptRouted(routed));
                 }
             }
@@ -175,13 +162,13 @@ impl Model {
         }
     }
 
-    /// One row of decode. `e.ahead_probs` has the rows of decode, which are the first ones.
+    /// The routing of a decode step's row. Rows of decode are the first ones, and
+    /// `events.ahead_probs` has no others.
     fn routed_row<'a>(
         &self,
         audience: Audience,
         row: &LayerRows,
-        routing: Routing<'a>,
-        e: &'a EventBuffers,
+        routing: &'a Routing<'_>,
     ) -> Routed<'a> {
         let LayerRows { layer, request, ref rows } = *row;
         let RouteRows { chosen, probs, .. } = routing.route.rows(rows);
@@ -189,10 +176,13 @@ impl Model {
         let Audience::Predictors { ahead } = audience else { return routed };
         let ahead = ahead.map(|next| {
             let n_experts = self.hyper.routing.n_experts;
-            let probs = rows_of(&e.ahead_probs, rows, n_experts);
+            let probs = rows_of(&routing.events.ahead_probs, rows, n_experts);
             LookAhead { layer: next as u32, probs }
         });
-        let hidden = if e.wants.hidden { rows_of(routing.h, rows, self.hyper.n_embd) } else { &[] };
+        let hidden = match routing.events.wants.hidden {
+            true => rows_of(routing.h, rows, self.hyper.n_embd),
+            false => &[],
+        };
         Routed { hidden, ahead, ..routed }
     }
 
@@ -260,13 +250,9 @@ pub(super) fn nanos_since(start: Instant) -> u64 {
     start.elapsed().as_nanos() as u64
 }
 
-fn prompt_routed<'a>(
-    rows: &LayerRows,
-    route: &'a Route,
-    e: &'a mut EventBuffers,
-) -> PromptRouted<'a> {
+fn prompt_routed<'a>(rows: &LayerRows, routing: &'a mut Routing<'_>) -> PromptRouted<'a> {
     let LayerRows { layer, request, ref rows } = *rows;
-    let route = route.rows(rows);
+    let (route, e) = (routing.route.rows(rows), &mut *routing.events);
     let n_tokens = count(route, &mut e.counts);
     mean_of_rows(route.probs, route.n_experts, &mut e.probs);
     let (counts, probs, chosen) = (&e.counts[..], &e.probs[..], route.chosen);

@@ -296,8 +296,7 @@ impl CpuPass<'_, '_> {
         if !ffn.routes_stream && ffn.router_norm().is_none() {
             self.route(&ffn.gate, &mut b.ffn);
         }
-        let (routing, e) = b.routing();
-        model.record_routed(cpu, self.batch, l, routing, e, self.observer);
+        model.record_routed(cpu, self.batch, l, &mut b.routing(), self.observer);
 
         // routed experts and shared expert, residual
         self.experts(l, ffn, [&b.x, &b.h], &mut b.ffn, &mut b.events, &mut b.y)?;

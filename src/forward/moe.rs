@@ -135,7 +135,7 @@ impl CpuPass<'_, '_> {
         }
         self.deal_to_peers(l, ffn, f);
         let mut part = self.next_part(ffn, f, 0);
-        model.publish_choice(self.batch, l, Routing { route: &f.route, h, x }, e);
+        model.publish_choice(self.batch, l, &mut Routing { route: &f.route, h, x, events: e });
         self.acquire_part(l, ffn, &part, f);
         let changes_input = ffn.weights_input || ffn.latent.is_some();
         if !changes_input {
@@ -146,7 +146,12 @@ impl CpuPass<'_, '_> {
         if let Some(shared) = &ffn.shared {
             self.shared_expert(l, shared, f, y)?;
         }
-        model.publish_look_ahead(cpu, self.batch, l, Routing { route: &f.route, h, x }, e);
+        model.publish_look_ahead(
+            cpu,
+            self.batch,
+            l,
+            &mut Routing { route: &f.route, h, x, events: e },
+        );
         if ffn.weights_input {
             self.weigh_input(ffn, h, f);
         }

@@ -3,7 +3,7 @@
 
 use crate::backend::cpu::Cpu;
 use crate::backend::ops::RouteRows;
-use crate::forward::events::{EventBuffers, Routing};
+use crate::forward::events::Routing;
 use crate::forward::scratch::rows_of;
 use crate::forward::{Batch, Observer};
 use crate::model::Model;
@@ -46,8 +46,7 @@ impl Model {
         cpu: &Cpu,
         batch: &Batch,
         l: usize,
-        routing: Routing<'_>,
-        e: &mut EventBuffers,
+        routing: &mut Routing<'_>,
         observer: &mut dyn Observer,
     ) {
         for (rows, segment) in batch.segments() {
@@ -60,8 +59,8 @@ impl Model {
             for distance in 1..=recorder.n_ahead() {
                 let Some(target) = self.moe_layer_behind(l, distance) else { break };
                 let x = rows_of(routing.x, &rows, self.hyper.n_embd);
-                if self.look_ahead(cpu, target, x, e) {
-                    recorder.ahead(l, distance, &e.ahead_probs);
+                if self.look_ahead(cpu, target, x, routing.events) {
+                    recorder.ahead(l, distance, &routing.events.ahead_probs);
                 }
             }
         }

@@ -161,10 +161,10 @@ impl Machine {
     /// Otherwise the time waited, ns.
     pub fn next_ready(&mut self, work: &mut Acquisition) -> Option<u64> {
         let since = self.now;
+        if self.mode == Mode::Lockstep {
+            self.complete_all();
+        }
         loop {
-            if self.mode == Mode::Lockstep {
-                self.complete_all();
-            }
             let progress = self.state.advance(work);
             self.start_reads();
             match progress {

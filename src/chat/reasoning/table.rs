@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::chat::data::{Text, Texts, pair, text, texts};
+use crate::chat::data::{Text, Texts, pair, table, text, texts};
 
 /// One family's way.
 #[derive(Debug, Deserialize)]
@@ -105,10 +105,8 @@ struct Table {
     format: Vec<Format>,
 }
 
-static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let text = include_str!("../../../models/chat/reasoning.toml");
-    toml::from_str(text).expect("the program's own table")
-});
+static TABLE: LazyLock<Table> =
+    LazyLock::new(|| table(include_str!("../../../models/chat/reasoning.toml")));
 
 /// All families' formats; the more particular ones come first.
 pub(super) fn formats() -> &'static [Format] {

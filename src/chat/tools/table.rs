@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Deserializer};
 
-use crate::chat::data::{Text, Texts, text, texts};
+use crate::chat::data::{Text, Texts, table, text, texts};
 
 /// One family's way.
 #[derive(Debug, Deserialize)]
@@ -135,10 +135,8 @@ struct Tables {
     generic: ToolFormat,
 }
 
-static TABLES: LazyLock<Tables> = LazyLock::new(|| {
-    toml::from_str(include_str!("../../../models/chat/tools.toml"))
-        .expect("the program's own table")
-});
+static TABLES: LazyLock<Tables> =
+    LazyLock::new(|| table(include_str!("../../../models/chat/tools.toml")));
 
 /// All families' formats; the more particular ones come first.
 pub(super) fn formats() -> &'static [ToolFormat] {

@@ -115,8 +115,7 @@ impl CpuPass<'_, '_> {
         let f = &mut b.ffn;
         f.acts.fill(cpu, Kinds::of(ffn.inputs()), n, model.hyper.n_embd, &b.h);
         self.route(&ffn.gate, f);
-        let (routing, e) = b.routing();
-        model.record_routed(cpu, self.batch, l, routing, e, self.observer);
+        model.record_routed(cpu, self.batch, l, &mut b.routing(), self.observer);
         self.experts(l, ffn, [&b.x, &b.h], &mut b.ffn, &mut b.events, &mut b.y)?;
         cpu.add(&mut b.x, &b.y);
         Ok(())

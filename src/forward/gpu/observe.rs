@@ -15,8 +15,7 @@ impl GpuPass<'_> {
         self.b.ffn.route.dense(n, 1.0);
         let to = &mut self.b.h;
         self.state.staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
-        let (routing, e) = self.b.routing();
-        self.model.record_routed(self.cpu, self.batch, l, routing, e, self.observer);
+        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.observer);
         Ok(())
     }
 
@@ -45,10 +44,8 @@ impl GpuPass<'_> {
         })?;
         let tiers = self.tiers(l);
         self.state.hybrid.end_attention(tiers);
-        let (routing, e) = self.b.routing();
-        self.model.record_routed(self.cpu, self.batch, l, routing, e, self.observer);
-        let (routing, e) = self.b.routing();
-        self.model.publish_routed(self.cpu, self.batch, l, routing, e);
+        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.observer);
+        self.model.publish_routed(self.cpu, self.batch, l, &mut self.b.routing());
         Ok(())
     }
 }

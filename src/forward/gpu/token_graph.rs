@@ -136,8 +136,7 @@ impl GpuPass<'_> {
             assert_eq!(parts.n_missing(route), 0, "layer {l} is whole");
             parts.read(route, &mut self.b.ffn.route);
             // Evictions hear of it before its hits.
-            let (routing, e) = self.b.routing();
-            self.model.publish_choice(self.batch, l, routing, e);
+            self.model.publish_choice(self.batch, l, &mut self.b.routing());
             self.unpin_layer(l, tiers, None);
             self.publish_answered(Some(l));
         }

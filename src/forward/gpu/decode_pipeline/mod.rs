@@ -298,8 +298,7 @@ impl<'a> GpuPass<'a> {
     /// Tells predictors of a layer whose routing is in `b`.
     pub fn publish_answered(&mut self, answered: Option<usize>) {
         if let Some(l) = answered {
-            let (routing, e) = self.b.routing();
-            self.model.publish_look_ahead(self.cpu, self.batch, l, routing, e);
+            self.model.publish_look_ahead(self.cpu, self.batch, l, &mut self.b.routing());
         }
     }
 
@@ -314,8 +313,7 @@ impl<'a> GpuPass<'a> {
         let n_missing = self.read_route(l, slot, &sizes)?;
         self.state.hybrid.end_attention(Some(tiers));
         // Evictions hear of it before its misses and its hits make them name victims.
-        let (routing, e) = self.b.routing();
-        self.model.publish_choice(self.batch, l, routing, e);
+        self.model.publish_choice(self.batch, l, &mut self.b.routing());
         if n_missing > 0 {
             self.missed_experts(l)?;
         }
@@ -364,8 +362,7 @@ impl<'a> GpuPass<'a> {
         if !latent.is_empty() {
             floats(latent, &mut self.b.ffn.latent);
         }
-        let (routing, e) = self.b.routing();
-        self.model.record_routed(self.cpu, self.batch, l, routing, e, self.observer);
+        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.observer);
         Ok(n_missing)
     }
 

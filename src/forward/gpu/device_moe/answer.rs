@@ -44,8 +44,7 @@ impl GpuPass<'_> {
         }
         let tiers = self.tiers(l).expect("experts in VRAM");
         self.state.hybrid.end_attention(Some(tiers));
-        let (routing, e) = self.b.routing();
-        self.model.publish_routed(self.cpu, self.batch, l, routing, e);
+        self.model.publish_routed(self.cpu, self.batch, l, &mut self.b.routing());
         let call = self.layer_call(l);
         let PassState { hybrid, pipeline, .. } = &mut *self.state;
         hybrid.plan(&call, self.b.ffn.route.chosen.iter().copied());
