@@ -274,7 +274,8 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
             Activation::Silu
             | Activation::SiluClamped
             | Activation::SiluLimited
-            | Activation::SiluCapped => ["silu", "swish"],
+            | Activation::SiluCapped
+            | Activation::SiluPlain => ["silu", "swish"],
             Activation::Relu | Activation::ReluGated => ["relu", "relu"],
             Activation::ReluSquared => ["relu2", "relu2"],
             Activation::Gelu => ["gelu_pytorch_tanh", "gelu"],

@@ -16,6 +16,7 @@ use byteorder::{ByteOrder, LittleEndian as LE};
 
 use super::layout::Target;
 use super::mix::{self, Mix};
+use super::stream::Importance;
 use crate::gguf::{Gguf, OwnedValue, TensorType, Writer};
 use crate::model::input_sums::Sums;
 use crate::{Error, Result};
@@ -36,13 +37,6 @@ enum Source {
 struct Legacy {
     passes: i32,
     values: Range<usize>,
-}
-
-/// The columns' weights of one tensor: a row for each of its matrices.
-pub struct Importance {
-    pub columns: Vec<f32>,
-    /// Rows of the tensor that belong to one matrix.
-    pub rows: u64,
 }
 
 const SUMS: &str = ".in_sum2";

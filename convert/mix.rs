@@ -42,6 +42,8 @@ pub enum Mix {
     Iq3M,
     Iq4Nl,
     Iq4Xs,
+    Q1_0,
+    Q2_0,
     Tq1_0,
     Tq2_0,
     Mxfp4Moe,
@@ -79,6 +81,8 @@ const TABLE: &[(Mix, &str, u32, TensorType)] = &[
     (Mix::Iq3M, "iq3_m", 27, TensorType::IQ3_S),
     (Mix::Iq4Nl, "iq4_nl", 25, TensorType::IQ4_NL),
     (Mix::Iq4Xs, "iq4_xs", 30, TensorType::IQ4_XS),
+    (Mix::Q1_0, "q1_0", 40, TensorType::Q1_0),
+    (Mix::Q2_0, "q2_0", 41, TensorType::Q2_0),
     (Mix::Tq1_0, "tq1_0", 36, TensorType::TQ1_0),
     (Mix::Tq2_0, "tq2_0", 37, TensorType::TQ2_0),
     (Mix::Mxfp4Moe, "mxfp4_moe", 38, TensorType::MXFP4),
@@ -87,13 +91,13 @@ const TABLE: &[(Mix, &str, u32, TensorType)] = &[
 /// Other names for some of them, as llama.cpp has them.
 const ALIASES: [(&str, Mix); 3] = [("q3_k", Mix::Q3KM), ("q4_k", Mix::Q4KM), ("q5_k", Mix::Q5KM)];
 
-/// A kind of file of llama.cpp's that is no mix, and its number of `general.file_type`.
-pub const READ_ONLY: (&str, u32) = ("nvfp4", 39);
+/// Kinds of files of llama.cpp's that are no mix, with their numbers of `general.file_type`.
+pub const READ_ONLY: [(&str, u32); 2] = [("nvfp4", 39), ("f8_e4m3", 42)];
 
 /// The name of a number of `general.file_type`, as models are called by it.
 pub fn file_type_name(number: u32) -> Option<String> {
     let made = TABLE.iter().map(|row| (row.2, row.1));
-    let all = made.chain([(READ_ONLY.1, READ_ONLY.0)]);
+    let all = made.chain(READ_ONLY.map(|(name, number)| (number, name)));
     all.into_iter().find(|(n, _)| *n == number).map(|(_, name)| name.to_uppercase())
 }
 
@@ -247,7 +251,7 @@ pub fn needs_importance(mix: Mix, name: &str, ty: TensorType) -> bool {
 pub fn fitting(ty: TensorType, n: u64) -> TensorType {
     use TensorType::*;
     let narrow = match ty {
-        Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
+        Q1_0 | Q2_0 | Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
         Q4_K => Q5_0,
         Q5_K => Q5_1,
         Q6_K => Q8_0,
@@ -289,7 +293,7 @@ fn output_type(mix: Mix, row_len: u64) -> TensorType {
 /// The type of an embedding that is not the output, too.
 fn embedding_type(mix: Mix) -> TensorType {
     match mix {
-        Mix::Tq1_0 | Mix::Tq2_0 => TensorType::Q4_K,
+        Mix::Q2_0 | Mix::Tq1_0 | Mix::Tq2_0 => TensorType::Q4_K,
         Mix::Iq1S | Mix::Iq1M | Mix::Iq2Xxs | Mix::Iq2Xs => TensorType::Q2_K,
         Mix::Iq2S | Mix::Iq2M | Mix::Iq3Xxs => TensorType::IQ3_S,
         _ => mix.base(),
@@ -519,6 +523,8 @@ mod tests {
         assert_eq!(file_type_name(15).as_deref(), Some("Q4_K_M"));
         assert_eq!(file_type_name(26).as_deref(), Some("IQ3_S"));
         assert_eq!(file_type_name(39).as_deref(), Some("NVFP4"));
+        assert_eq!(file_type_name(41).as_deref(), Some("Q2_0"));
+        assert_eq!(file_type_name(42).as_deref(), Some("F8_E4M3"));
         assert_eq!(file_type_name(4), None);
     }
 }

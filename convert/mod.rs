@@ -40,7 +40,7 @@ mod tokenizer;
 mod view;
 mod vocab;
 
-pub use imatrix::{Imatrix, ImatrixFacts, Importance, write as write_imatrix};
+pub use imatrix::{Imatrix, ImatrixFacts, write as write_imatrix};
 pub use layout::Layout;
 pub use mix::{Mix, ModelFacts, READ_ONLY, file_type_name, needs_imatrix, tensor_type};
 pub use requantize::{QuantizeOptions, TypeRule, TypeRules, block_type, quantize};
@@ -71,7 +71,7 @@ use tokenizer::Tokenizer;
 pub struct ConvertOptions {
     pub folder: PathBuf,
     pub output: PathBuf,
-    /// The checkpoint's own types if not given: its float type, and its blocks of 4-bit floats.
+    /// The checkpoint's own types if not given: its float type, and its floats of 4 and 8 bits.
     pub mix: Option<Mix>,
     /// Overrides the table of pre-tokenizers.
     pub pre: Option<String>,
@@ -134,7 +134,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Written> {
     };
     let tokenizer = Tokenizer::read(folder, &config, &vocabulary)?;
     let mix = options.mix.unwrap_or_else(|| own_mix(&tensors));
-    let kept = keep_blocks(&mut tensors, &descriptor, options.mix, &changes);
+    let kept = keep_small(&mut tensors, &planner, options.mix, &changes)?;
     let targets = targets(&tensors, &sizes, mix, &kept);
 
     let set_all = |writer: &mut Writer| -> Result<()> {
@@ -223,6 +223,9 @@ const MOSTLY_MXFP4_MOE: u32 = 38;
 /// `general.file_type` of matrices in NVFP4 among other types.
 const MOSTLY_NVFP4: u32 = 39;
 
+/// `general.file_type` of matrices in F8_E4M3 among other types.
+const MOSTLY_F8_E4M3: u32 = 42;
+
 /// The type of each tensor: that of its blocks if they are kept, or the mix's choice.
 fn targets(
     tensors: &[Planned],
@@ -254,26 +257,28 @@ fn file_type(targets: &[Target], mix: Mix) -> u32 {
     match () {
         () if has(TensorType::NVFP4) => MOSTLY_NVFP4,
         () if has(TensorType::MXFP4) => MOSTLY_MXFP4_MOE,
+        () if has(TensorType::F8_E4M3) => MOSTLY_F8_E4M3,
         () => mix.file_type(),
     }
 }
 
-/// The tensors whose 4-bit floats stay what they are, with their types: all, unless another type is
+/// The tensors whose small floats stay what they are, with their types: all, unless another type is
 /// asked for or an adapter changes them. MXFP4 stays among BF16 too. Puts tensors of factors behind
 /// those that have some.
-fn keep_blocks(
+fn keep_small(
     tensors: &mut Vec<Planned>,
-    descriptor: &Descriptor,
+    planner: &Planner,
     asked: Option<Mix>,
     changes: &lora::Changes,
-) -> HashMap<String, TensorType> {
+) -> Result<HashMap<String, TensorType>> {
     let names: HashSet<String> = tensors.iter().map(|t| t.name.clone()).collect();
     let mut kept = HashMap::new();
     let mut at = 0;
     while at < tensors.len() {
         let tensor = &tensors[at];
         at += 1;
-        let Some(blocks) = tensor.kept(descriptor) else { continue };
+        let kept_as = tensor.kept(planner.checkpoint, planner.descriptor)?;
+        let Some(blocks) = kept_as else { continue };
         let is_asked = match blocks.ty {
             TensorType::MXFP4 => asked.is_none_or(|mix| mix == Mix::Bf16),
             _ => asked.is_none(),
@@ -290,7 +295,7 @@ fn keep_blocks(
             at += 1;
         }
     }
-    kept
+    Ok(kept)
 }
 
 /// Keeps every weight's value: the widest float type that the matrices have; all else is F32.

@@ -2,6 +2,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::encoding::Encoding;
+use super::keep::run_len;
 use super::lora::{Applied, Changes};
 use super::plan::{Piece, Planned, Source};
 use super::stream::{self, Make, TensorJob};
@@ -36,7 +37,7 @@ pub fn job<'a>(
                 changed.apply(first, out)
             });
         }
-        Source::Pieces(pieces) if is_kept(pieces, ty) => {
+        Source::Pieces(pieces) if is_kept(pieces, ty, row_len as u64) => {
             job.make = repack(checkpoint, pieces, ty, row_len as u64);
         }
         Source::Pieces(pieces) if ty == TensorType::I32 => {
@@ -116,37 +117,38 @@ fn fill(
 }
 
 /// Whether all pieces are blocks of the type already.
-fn is_kept(pieces: &[Piece], ty: TensorType) -> bool {
-    matches!(ty, TensorType::MXFP4 | TensorType::NVFP4)
-        && pieces.iter().all(|piece| piece.runs_of(ty).is_some())
+fn is_kept(pieces: &[Piece], ty: TensorType, row_len: u64) -> bool {
+    matches!(ty, TensorType::MXFP4 | TensorType::NVFP4 | TensorType::F8_E4M3)
+        && pieces.iter().all(|piece| piece.runs_of(ty, row_len).is_some())
 }
 
-/// Blocks of 4-bit floats as they are, in as few reads as they lie in.
+/// Small floats as they are, in as few reads as they lie in.
 fn repack<'a>(
     checkpoint: &'a Checkpoint,
     pieces: &'a [Piece],
     ty: TensorType,
     row_len: u64,
 ) -> Make<'a> {
-    let runs: Vec<Runs> = pieces.iter().filter_map(|piece| piece.runs_of(ty)).collect();
-    let (bytes, len) = (ty.block_bytes(), ty.block_len() as u64);
+    let runs: Vec<Runs> = pieces.iter().filter_map(|piece| piece.runs_of(ty, row_len)).collect();
+    let (len, block_len) = (run_len(ty, row_len), ty.block_len() as u64);
+    let bytes = (len / block_len) as usize * ty.block_bytes();
     Box::new(move |first, mut out| {
-        let mut block = first * row_len / len;
+        let mut run = first * row_len / len;
         let mut at = 0;
         for (piece, runs) in pieces.iter().zip(&runs) {
-            let n_blocks = piece.len / len;
-            while block < at + n_blocks && !out.is_empty() {
-                let start = runs.start(block - at) / len;
-                let together = |n: &u64| runs.start(block - at + n) / len == start + n;
+            let n_runs = piece.len / len;
+            while run < at + n_runs && !out.is_empty() {
+                let start = runs.start(run - at);
+                let together = |n: &u64| runs.start(run - at + n) == start + n * len;
                 let most = (out.len() / bytes) as u64;
-                let most = most.min(at + n_blocks - block);
+                let most = most.min(at + n_runs - run);
                 let n = (1..most).take_while(together).count() + 1;
                 let (now, rest) = out.split_at_mut(n * bytes);
-                checkpoint.read_blocks(&piece.tensor, ty, start, now)?;
-                block += n as u64;
+                checkpoint.read_blocks(&piece.tensor, ty, start / block_len, now)?;
+                run += n as u64;
                 out = rest;
             }
-            at += n_blocks;
+            at += n_runs;
         }
         Ok(0)
     })

@@ -4,11 +4,17 @@
 
 use rayon::prelude::*;
 
-use super::imatrix::Importance;
 use crate::gguf::{TensorType, Writer};
 use crate::quant;
 use crate::terminal::Bar;
 use crate::{Result, interrupt};
+
+/// The columns' weights of one tensor: a row for each of its matrices.
+pub struct Importance {
+    pub columns: Vec<f32>,
+    /// Rows of the tensor that belong to one matrix.
+    pub rows: u64,
+}
 
 /// Elements that a thread takes at a time: a few hundred rows of a small model, some dozens of a
 /// large one, and f32 buffers that stay in the second-level cache's neighbourhood (1 MiB).

@@ -131,7 +131,8 @@ struct RouteParams {
     float jitter;
     // Logits are capped softly; 0 leaves them.
     float cap;
-    u32 unused;
+    // Whether the bias is added to logits, not to probabilities.
+    u32 bias_on_logits;
     // [vocabulary, k] or null: experts that are chosen for each token, whatever the logits
     Address<const u32> fixed;
     // [tokens]: rows of `fixed`
@@ -158,6 +159,9 @@ KERNEL(route, THREADS, RouteParams) {
             picked[rank] = at;
         }
     };
+    if (p.bias_on_logits) {
+        for (u32 i = lane; i < n; i += WARP) values[i] = row[i] + bias[i];
+    }
     if (score == SPARSE_MIXER) {
         best_of(row, n, k, pick);
         __syncwarp();
@@ -178,7 +182,7 @@ KERNEL(route, THREADS, RouteParams) {
         Global<const u32> experts = p.fixed + static_cast<u64>(p.ids[blockIdx.x]) * k;
         for (u32 r = 0; r < k; r++) pick(r, experts[r]);
     } else {
-        for (u32 i = lane; i < n; i += WARP) {
+        for (u32 i = lane; i < n && !p.bias_on_logits; i += WARP) {
             values[i] = bias ? row[i] + bias[i] : static_cast<float>(row[i]);
         }
         __syncwarp();

@@ -336,7 +336,7 @@ fn an_idle_link_swaps_beside_demand() {
         world.tier.use_idle_link(None);
         let link = world.link(0);
         world.decode(&[0], 1);
-        world.tier.observe(&Event::Expected { layer: 0, used: &[0.0, 0.0, 1.0] });
+        world.tier.observe(&Event::Expected { layer: 0, used: &[0.0, 0.0, 1.0], later: &[] });
         world.decode(&[1], 1);
         world.end([link]);
     });

@@ -1,8 +1,10 @@
-//! Blocks of 4-bit floats that GGUF has too: bits move, no value changes.
+//! Floats of 4 bits in blocks and of 8 bits that GGUF has too: bits move, no value changes.
 
 use super::Encoding;
-use super::floats::{Fp8, of_e2m1};
-use super::scaled::{Codes, Scaled};
+use std::sync::Arc;
+
+use super::floats::{Fp8, of_e2m1, of_fp8};
+use super::scaled::{Codes, Factors, Scaled, Then};
 use crate::convert::checkpoint::{Checkpoint, HfTensor};
 use crate::gguf::TensorType;
 use crate::{Error, Result};
@@ -19,8 +21,11 @@ fn parts(ty: TensorType) -> (u64, u64) {
 }
 
 impl Scaled {
-    /// The GGUF type whose blocks hold these, up to a factor of a matrix in NVFP4.
+    /// The GGUF type whose blocks hold these, up to a factor of a matrix in NVFP4 and F8_E4M3.
     pub fn kept_type(&self) -> Option<TensorType> {
+        if self.is_f8_e4m3() {
+            return Some(TensorType::F8_E4M3);
+        }
         let Codes::Nibbles { values, high_first: false } = &self.codes else { return None };
         let plain = **values == *of_e2m1() && self.zeros.is_none() && !self.factors.transposed;
         let in_rows = self.grid.height == 1 && self.factors.order.is_none();
@@ -34,9 +39,29 @@ impl Scaled {
         let whole = self.grid.columns.is_multiple_of(elements * scales);
         (plain && in_rows && whole).then_some(ty)
     }
+
+    /// Whether these are floats of 8 bits with one factor a matrix.
+    fn is_f8_e4m3(&self) -> bool {
+        let Codes::Bytes(values) = &self.codes else { return false };
+        let is_plain = self.zeros.is_none() && self.then == Then::Nothing;
+        let Factors { order, of_matrix, .. } = &self.factors;
+        Arc::ptr_eq(values, &of_fp8(Fp8::E4M3))
+            && (self.grid.down(), self.grid.across()) == (1, 1)
+            && is_plain
+            && order.is_none()
+            && of_matrix.is_none()
+    }
 }
 
 impl Checkpoint {
+    /// The factors of matrices as ones to multiply by, of what is kept.
+    pub fn matrix_factors(&self, scaled: &Scaled) -> Result<Vec<f32>> {
+        match scaled.is_f8_e4m3() {
+            true => self.read_whole(&scaled.factors.tensor),
+            false => Ok(scaled.factors.matrix_factors()),
+        }
+    }
+
     /// Fills `out` with whole blocks of a type as GGUF has them, from a block of the tensor on: the
     /// scales, then the codes of each scale's elements, the first half of them in low halves of
     /// bytes and the second in high halves.
@@ -47,6 +72,9 @@ impl Checkpoint {
         first: u64,
         out: &mut [u8],
     ) -> Result<()> {
+        if ty == TensorType::F8_E4M3 {
+            return self.read_bytes(tensor, first, out);
+        }
         let Some(Encoding::Scaled(scaled)) = &tensor.encoding else {
             return Err(self.bad_type(tensor));
         };

@@ -56,6 +56,15 @@ impl Encoding {
         }
     }
 
+    /// The GGUF type that has these values as they are, up to a factor of a matrix.
+    pub fn kept_type(&self) -> Option<TensorType> {
+        match self {
+            Encoding::Fp8(Fp8::E4M3) => Some(TensorType::F8_E4M3),
+            Encoding::Scaled(scaled) => scaled.kept_type(),
+            _ => None,
+        }
+    }
+
     /// The smallest GGUF float type that has all values, but for scaled ones: those are products
     /// rounded once.
     pub fn float_type(&self) -> TensorType {

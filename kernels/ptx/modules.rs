@@ -56,7 +56,7 @@
     Module {
         source: "attention",
         compute: 75,
-        digest: "518ba125c57525aef4dd101e7eb855ffa3d894bac371f4dbfa7e53d4236eaef9",
+        digest: "cfcc59baf156b98e7142bfbe76203c1023c4d596875cc40307be153bde754fac",
         ptx: "021a459751ccce3432d4258fe30a4356d90928590beff6b60189f521db9ae45c",
         kernels: &[
             "attention_split_1",
@@ -78,7 +78,7 @@
     Module {
         source: "attention",
         compute: 80,
-        digest: "518ba125c57525aef4dd101e7eb855ffa3d894bac371f4dbfa7e53d4236eaef9",
+        digest: "cfcc59baf156b98e7142bfbe76203c1023c4d596875cc40307be153bde754fac",
         ptx: "7321bb63abca34d843a1fe11fca415f037df3c05b73ef00db59c6bc3b0723319",
         kernels: &[
             "attention_split_1",
@@ -120,7 +120,7 @@
     Module {
         source: "attention_inputs",
         compute: 75,
-        digest: "76b481d598a8f2c8f395589929f7c39ec9426fdff4a8f13419609df921552cbd",
+        digest: "8fe5a588cc2a71b8b1537d6cdaed149b8227b67906218e8a98f45234c7fd9764",
         ptx: "ba17227f2211a6777ae9a4f3345eaeceb4fe4163e533941c32b3cd105a472dcd",
         kernels: &[
             "attention_inputs",
@@ -162,7 +162,7 @@
     Module {
         source: "attention_prompt",
         compute: 75,
-        digest: "2ba75b1439b1e8e54ed7ebc1ffcdce1941a7fb26cda87a3847de704b19a657bc",
+        digest: "f15f8b3fc598744cc4c9a07e8a7a073d4b4086305cb22c41f71a08f43c2783d5",
         ptx: "b88175d9b22959a549a2034da5bb1bcbd7bcd308f5308b648d739d8d2f1556cf",
         kernels: &[
             "attention_prompt_64",
@@ -181,7 +181,7 @@
     Module {
         source: "attention_prompt",
         compute: 80,
-        digest: "2ba75b1439b1e8e54ed7ebc1ffcdce1941a7fb26cda87a3847de704b19a657bc",
+        digest: "f15f8b3fc598744cc4c9a07e8a7a073d4b4086305cb22c41f71a08f43c2783d5",
         ptx: "596363adcd0011f95b64a5e4767cc3384b060c4c917bebaa8f70dfcb2de1f78c",
         kernels: &[
             "attention_prompt_64",
@@ -263,7 +263,7 @@
     Module {
         source: "cache",
         compute: 75,
-        digest: "1f269090ffed15ff63354d8b15f7d416776d917f5180078174d3aee17bf7b6ad",
+        digest: "f0e24b689aa209c6d1a7ba58354a10934d876368ee475d1e6d30f08c929a2aeb",
         ptx: "9e741ba66bc9cbe15d08d937424b41e81998893244018e9214d32670b43b6ae5",
         kernels: &[
             "cache_store_f32",
@@ -440,8 +440,8 @@
     Module {
         source: "embed",
         compute: 75,
-        digest: "b12f8ab17f2cadab4ceb4213b33295eb5f4a379fa1eefd635bce25f5732d29a8",
-        ptx: "ae4529bb71d5275366e7075ea6aa5bf5ed7693ba6ec702c8da0f9a9cb781956b",
+        digest: "5b0c2a8248a534feee1d290995274ab7a40b91696ce39632c4229cd7799bb4d1",
+        ptx: "d05d11d79b2321443afdab0c3c7cb47b1e83d278e471e1240c939e026424954c",
         kernels: &[
             "embed_q4_0",
             "embed_q4_1",
@@ -467,40 +467,43 @@
             "embed_tq2_0",
             "embed_mxfp4",
             "embed_nvfp4",
+            "embed_q1_0",
+            "embed_q2_0",
             "embed_f32",
             "embed_f16",
             "embed_bf16",
+            "embed_f8_e4m3",
         ],
         lzma: include_bytes!("embed.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "3be63ef6a70ce285fb0c4b5607509b7cf647343c7ef7bf5ec455baba2ab432de",
+                sha256: "f3ecfb3ba2e7a84cdaac38911f12ead5f529068a9be74530abae75648a8f9e3a",
                 lzma: include_bytes!("embed.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "6952f332dff7cd454f13fd6b16c84db30c66d17f33a41f43a786fae1dcdacd14",
+                sha256: "3d5329ce15dcfe61b454a465ef084f7cb2f3ac2281d05c8494595af60fd0c431",
                 lzma: include_bytes!("embed.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "b17afd1bd9cfa23945e3c578e97f0b1f72ada913f0e26aa5cb2eb49648ef8ddd",
+                sha256: "eaf29a2c53ebbe382f0b517b540334b760fd80d354275c7d2bfb0ccc51e98ab3",
                 lzma: include_bytes!("embed.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "4e404f3fb3baa34272275a3feb05442d0ebfba35215bab23b895947bf6ae2fb1",
+                sha256: "a47ac999c58105662a1644d7dfca09d31f7d1b9675ca43c81a73b9eb29edd1fb",
                 lzma: include_bytes!("embed.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "cb5a9e8e76f047211913a903214c6f67cb1eaa4610f9bc100b403fdf5bf6dec6",
+                sha256: "780a136102f77db97b63aec1bcd384aa00ef429dfa45c8ad54b458568a89d679",
                 lzma: include_bytes!("embed.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "10c6bf88d55c5be153b3501886731ceeca5b637c72a761b74f5323ca992a4100",
+                sha256: "ed4e5866d4f7d5bcfd95b324ddc69b63f4c1e13dc1c4f055b9a5819d6f62eec5",
                 lzma: include_bytes!("embed.sm_120.cubin.lzma"),
             },
         ],
@@ -508,8 +511,8 @@
     Module {
         source: "expert",
         compute: 75,
-        digest: "c32e7a7dd9912fbca0d9eebc8974bc84c5be4eacc3c3af9655bf2ce931824051",
-        ptx: "b9a7f7e655a4366188562a1b1cc08a1a658e0e2b4bc2fd3f5290d85cab6f9f04",
+        digest: "70044183b1bfc366970dc7d60c0160ba43de271c61eccd6882bf4ba1038ba462",
+        ptx: "f7f8c2d3631bd69923b6631ccb1e939aa7a3a2802f962f49170575b1e85d1406",
         kernels: &[
             "expert_gate_up_q4_0",
             "expert_down_q4_0",
@@ -559,12 +562,18 @@
             "expert_down_mxfp4",
             "expert_gate_up_nvfp4",
             "expert_down_nvfp4",
+            "expert_gate_up_q1_0",
+            "expert_down_q1_0",
+            "expert_gate_up_q2_0",
+            "expert_down_q2_0",
             "expert_gate_up_f32",
             "expert_down_f32",
             "expert_gate_up_f16",
             "expert_down_f16",
             "expert_gate_up_bf16",
             "expert_down_bf16",
+            "expert_gate_up_f8_e4m3",
+            "expert_down_f8_e4m3",
             "scale_pairs",
             "ordered_sum",
         ],
@@ -572,32 +581,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "7e22c59f7411b7bb1f54f8c769b9b3b774e5f8d2a80a97536529c97d233cc81c",
+                sha256: "ca918a3d6434ec74a228a3b0464960ac3011a0609557de5a697745450a60c902",
                 lzma: include_bytes!("expert.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "c62dd3d2f3ebf4ec5efa3745a8ea182ee2b7b793b5fc70d18ed93c33283498ce",
+                sha256: "2691332d29d94a8ac177e0cc184c38413dc0e9c6984659fdf02d899c450d4a89",
                 lzma: include_bytes!("expert.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "4c6877132cc2be685bb501bcf8b854a9232c08721ded598c733dd770f00ff2ba",
+                sha256: "8a04c355ee402f37d096d4ef0d177f8368be2e2623c215947d47aa13bf8034bf",
                 lzma: include_bytes!("expert.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "a8bc061568a84064f2be5d2fd61b4c47e42f078002681699e6e9ca08c46f62c2",
+                sha256: "676dede91e5da2b104e9a33da33f8c19994dcbbe69fe68f67102f7eb68161363",
                 lzma: include_bytes!("expert.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "a3b16f9abe0b6c3d0390f2ab55779a27524a27e194c5c2d3a24862e2d1242e50",
+                sha256: "6a43aa93d24c38026e5533a6bbbb439accea67b857b5109cbf9742fd3b626506",
                 lzma: include_bytes!("expert.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "5247cc74e975266949707b8178ef5d8d69c39bc3525da0f02c293d39b5e9d194",
+                sha256: "814a850aef2406db0a374d18688363c289f8aa795cbc17213340e06e308aaa54",
                 lzma: include_bytes!("expert.sm_120.cubin.lzma"),
             },
         ],
@@ -647,8 +656,8 @@
     Module {
         source: "heads",
         compute: 75,
-        digest: "a379babe0488bf495f1e7433bbf54be39f70abe2a22b4b739e09d2b97e4db4ef",
-        ptx: "0846cf7ca46b14c8844261bb5a922e0ea42f372e8d17c746dd7502109ebe050f",
+        digest: "1f2ed98df8b12822443ba89db42c0ed241dc2e7480b5cb70256109599f0b1351",
+        ptx: "dcbe7562c2247f74d486886458d5b7d7bb6005f46b50306d9bd1681b00187cc5",
         kernels: &[
             "head_products_q4_0",
             "head_products_q4_1",
@@ -674,40 +683,43 @@
             "head_products_tq2_0",
             "head_products_mxfp4",
             "head_products_nvfp4",
+            "head_products_q1_0",
+            "head_products_q2_0",
             "head_products_f32",
             "head_products_f16",
             "head_products_bf16",
+            "head_products_f8_e4m3",
         ],
         lzma: include_bytes!("heads.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "2579db1276b3d3e65f21672a159b435c8491273ef36c28b8b63d773b5d66648d",
+                sha256: "2ad064531d76c242450e722b4372fc87c36be3225ba492f5a5eaec4f471c7c66",
                 lzma: include_bytes!("heads.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "b390b6d6c8b7e28c0268f6076d471f95e27bb915d17cad270588575026a0c03f",
+                sha256: "42afb4b26f819cbd42e2c39fb0d20368fc4c6942e3cea8cbcce492dc49cb0d0b",
                 lzma: include_bytes!("heads.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "12b0b6138e40eec6a3776f62213f0978788f5bd0a9df48e6ad42963cb934b301",
+                sha256: "b5246460b5f1fca271c54e8063fa7dfdb04ecde53e2cd067543ee331fbc3da73",
                 lzma: include_bytes!("heads.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "8e3dd8a24aa2f8e620d2a3e19afa8591cd415ce4fc5c444b1b2464f0e048d0dd",
+                sha256: "166957e32b1983be36d4b7dc32fa2e2f385e27c72a923472a89a88889f61fc38",
                 lzma: include_bytes!("heads.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "f9d651828e6ac51a4793a2cd944b8d738a15f43408fa976d4814d09f5411722e",
+                sha256: "47f3dbc1e4e71b7197f0e5a92436236838cdd4efc910d26fb8b4c7657385b554",
                 lzma: include_bytes!("heads.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "5497ec1294be2e2976241e50602276fe8bb2976da773d0d310a17ce6149915ac",
+                sha256: "3e8b30219b69a024d4317a6036b4d82930c8fd6ab7b5e37a53f702793333b2cd",
                 lzma: include_bytes!("heads.sm_120.cubin.lzma"),
             },
         ],
@@ -715,7 +727,7 @@
     Module {
         source: "index",
         compute: 75,
-        digest: "1b03c83f775ea153100d88ae88ce7e9cdc9903495bfd2130d541c6d3589dd0d8",
+        digest: "31a0f8befbe4f29d648fd25cb929e74fc039ab5c4ae24520dbb7915be882d03e",
         ptx: "0464e60cc9658f669385cf8e8111b7d21f1699e333eeadb98135cf596eed89b7",
         kernels: &[
             "index_scores",
@@ -760,7 +772,7 @@
     Module {
         source: "latent",
         compute: 75,
-        digest: "fb61ec168dead7cd4b17af4f8d4f6b0d43d0331aeb595605c511d60e60740673",
+        digest: "4b7ba3ef25d833c83178292041a2248b3318bab0b9dac521a18843d8a8188729",
         ptx: "8c37718ff6ec0de1d8d0059db05fd909e41347fa6153b2a5eec55b57fa6754eb",
         kernels: &[
             "expand_keys",
@@ -778,7 +790,7 @@
     Module {
         source: "latent",
         compute: 80,
-        digest: "fb61ec168dead7cd4b17af4f8d4f6b0d43d0331aeb595605c511d60e60740673",
+        digest: "4b7ba3ef25d833c83178292041a2248b3318bab0b9dac521a18843d8a8188729",
         ptx: "3af99e42a3b35fd8fcca7dd56ca6188f45e69530a7c0bf2b94cd19a7e42402f5",
         kernels: &[
             "expand_keys",
@@ -816,8 +828,8 @@
     Module {
         source: "matmul",
         compute: 75,
-        digest: "cdd360cce86438ea6258edbd506620270b90974a7d689711382d5068565eed58",
-        ptx: "dc7fd030b9127e9b97b504a0534bd402d84823147112bcf7541db14a7e6da378",
+        digest: "d644f380a149002014cbdb7bd6844c3ec397c42d8cdce8569b60ff2f799a12fd",
+        ptx: "8d594cea7958a0c75c8909d28eaf51ed1b9bfc4ffa1478cf71a17eca58ea7883",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -843,12 +855,14 @@
             "matmul_tq2_0",
             "matmul_mxfp4",
             "matmul_nvfp4",
+            "matmul_q1_0",
+            "matmul_q2_0",
         ],
         lzma: include_bytes!("matmul.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "f1b8957c37185067627e757a32576183f26ab060cc1e5544b8f94354916f0438",
+                sha256: "096d9f663d19da51939e5d61c37ff5ae077fe98e119290a39fcff54be92de831",
                 lzma: include_bytes!("matmul.sm_75.cubin.lzma"),
             },
         ],
@@ -856,8 +870,8 @@
     Module {
         source: "matmul",
         compute: 80,
-        digest: "cdd360cce86438ea6258edbd506620270b90974a7d689711382d5068565eed58",
-        ptx: "e7c8dfaefd7cd365f0a6faa5f91e48c1a328b92db074b40e14ff8a22c732578e",
+        digest: "d644f380a149002014cbdb7bd6844c3ec397c42d8cdce8569b60ff2f799a12fd",
+        ptx: "5286368053200e760798b801905022e201b80873b8e81c036c64dd3a24c5e84c",
         kernels: &[
             "matmul_q4_0",
             "matmul_q4_1",
@@ -883,32 +897,34 @@
             "matmul_tq2_0",
             "matmul_mxfp4",
             "matmul_nvfp4",
+            "matmul_q1_0",
+            "matmul_q2_0",
         ],
         lzma: include_bytes!("matmul.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 80,
-                sha256: "3a2bd40b04ea01d53b626072bf4f08931b637ab94e42e7b0ae129dd33e9e9eb0",
+                sha256: "8a88ebef7e92710f6396578743cb2460df9b8ce1dc60498d5f4a76836ea07e8d",
                 lzma: include_bytes!("matmul.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "10658f4d7532deb8d539e9e63883ed674cdf78fb035fb78e3370b4c1da5b4c9b",
+                sha256: "72d10444fb4931cb7a15359544d9052a028cba342c12f57dfebb6ecb9bb86dd2",
                 lzma: include_bytes!("matmul.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "63d37d0f03794833e13b6cfa9c42997cb900cb0f3e7b8eea95c5eab2f1d106d9",
+                sha256: "9bbe8ec54f60ba810718a7bd22707535f0a2419b062a75ca17e53b35faaa1dee",
                 lzma: include_bytes!("matmul.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "8911d252273268e4d5719ddc987a6d57e53c71af62010adec351d5c88de21fb8",
+                sha256: "3d166bc72fedc81f4ece32521a067b6d2d169d4b42d529c433106e128b6a925f",
                 lzma: include_bytes!("matmul.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "aff2d39574a5dbc13a2ab279c72d9b2ab34aeabc7866323e46aded0f401e642b",
+                sha256: "4d51268c42d831b843cc996753dad6dea3fbe95cf61864fc63cb2830892f3afd",
                 lzma: include_bytes!("matmul.sm_120.cubin.lzma"),
             },
         ],
@@ -974,8 +990,8 @@
     Module {
         source: "matvec",
         compute: 75,
-        digest: "478bf0999a0d9d6bd1455866761b4b2478561f5474ba0e155ad502dea1be685a",
-        ptx: "aea6270cafc3ba5a9f4836e83685393b3ad2eaee47feaff306ee89918636e3b1",
+        digest: "eca661496b89848dcfaeb1081c03c04977d6a29263ebce1332c73baac2a53694",
+        ptx: "f8d16db5635017a557070c52522fb4fd203fa2cd85917fa50e686c4ce7f5b98a",
         kernels: &[
             "matvec_q4_0",
             "matvec8_q4_0",
@@ -1025,43 +1041,49 @@
             "matvec8_mxfp4",
             "matvec_nvfp4",
             "matvec8_nvfp4",
+            "matvec_q1_0",
+            "matvec8_q1_0",
+            "matvec_q2_0",
+            "matvec8_q2_0",
             "matvec_f32",
             "matvec8_f32",
             "matvec_f16",
             "matvec8_f16",
             "matvec_bf16",
             "matvec8_bf16",
+            "matvec_f8_e4m3",
+            "matvec8_f8_e4m3",
         ],
         lzma: include_bytes!("matvec.ptx.lzma"),
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "7663f349fa2c21a8b7317ec81fdbe02cc45680b326ce1318024faf3a41c5a400",
+                sha256: "b8f87ce6d1ed0d98b0c1c32cf958ac1cd47b3380e6430ea5489412e5c7b442e8",
                 lzma: include_bytes!("matvec.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "394e6abbf6b5a1cee6cf3232eeff1f7ababeb49bf75b672b224fae6e1211b413",
+                sha256: "18860a8ec4adb6faa38a9b8b0f0f6b1741a33a66a9b28926562106031c28042e",
                 lzma: include_bytes!("matvec.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "7119f5e547315d88fe81aa0118a5d7eb75a53d1510230159d55c10bec8206667",
+                sha256: "1a3880ffa19fff8382a22f7c43142891b5ecd20600b2be144e6fc6c9dfa46632",
                 lzma: include_bytes!("matvec.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "564d7a7bea779ed95eab32ea4c24076889109a0f19a5ce286563a81457ca249c",
+                sha256: "d833b985abde4c2c65bf2851dd961ea937fe2237e8a69a247a4584d8fb83e937",
                 lzma: include_bytes!("matvec.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "997bb21e735b5a1da611b5f3822f3ff50ff39431941bc967e7e7c7b28b6e162f",
+                sha256: "db6b11f5e5fa670b03827ee344bae4f75fc4339f63f2a2b5a4f28bbcf9a78e04",
                 lzma: include_bytes!("matvec.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "c6e31177ed69fd651b53f015c81ecf8c754f39dcd6c0ac1b9868b9102018e482",
+                sha256: "70e2733f799ce20ffebf13d1a61157dffaa64cf61095f61a25e10266feb9639d",
                 lzma: include_bytes!("matvec.sm_120.cubin.lzma"),
             },
         ],
@@ -1069,7 +1091,7 @@
     Module {
         source: "norm",
         compute: 75,
-        digest: "91199ef23a06320ca4f0be0be880415be551f94b11039966f221d845724fa3a8",
+        digest: "ceb0a6c418000456200f8a34a7da74160c8ff9dc1205298010114008592e3af7",
         ptx: "31998aafd000cad70f789c82fa978282a8df8c08ba9b766a27385f15bb9d5245",
         kernels: &[
             "rms_norm",
@@ -1116,7 +1138,7 @@
     Module {
         source: "quantize",
         compute: 75,
-        digest: "99efb598a911d3a865b3d58105a362bcce7278c9646acd4e58b6e966501379e7",
+        digest: "0039ceedf9e94fab85fdee5e20f851fe88031dbac72d4c1a995e38ac2eb904c3",
         ptx: "4b622030e4c3673359515ce15e4943f46b491cc917656a09be6c705954e2b871",
         kernels: &[
             "quantize_q8_0",
@@ -1202,8 +1224,8 @@
     Module {
         source: "router",
         compute: 75,
-        digest: "61d264948efb93f425df9ae9ab8a3a9c5d2366feb39cdc23f06e88a66ab5d48f",
-        ptx: "d18ed96993f0d210f8fa49332b9196a9a6417332725377cda9176bcecad3963b",
+        digest: "55d910fb283f8157726358075508af41f1048d9c3479213b7c61efd285a854e2",
+        ptx: "79afe8016857807433d98970aadac703f4a3301a52f9c286cf2bec43ef85660f",
         kernels: &[
             "route",
             "group_route",
@@ -1212,32 +1234,32 @@
         cubins: &[
             Cubin {
                 compute: 75,
-                sha256: "9269c725bfc3acdbb74416efb23a6b7d21d83a202994979666bdc0e04e50a9bd",
+                sha256: "fe76f3f14df84b9ab985472f8b808d12a05c3b7ec881b3d14ca72abc3f9bd4a5",
                 lzma: include_bytes!("router.sm_75.cubin.lzma"),
             },
             Cubin {
                 compute: 80,
-                sha256: "90f081a4094b5763c2f610d5e44b09c436a2c44ce4753744fe06f45ef50a88b7",
+                sha256: "f5ca3464e9b7aaa3bc4553c4d98590791f6f3608c0b5e0f6fc1a33e6de44936a",
                 lzma: include_bytes!("router.sm_80.cubin.lzma"),
             },
             Cubin {
                 compute: 86,
-                sha256: "bde1641b83847026aed49253de4852e43d3d77d6c25ee5db728001ca21cec409",
+                sha256: "b590bd0b33fb1d6861996ceadfae392808d0713557ca8fb10996aa2d856c59fc",
                 lzma: include_bytes!("router.sm_86.cubin.lzma"),
             },
             Cubin {
                 compute: 90,
-                sha256: "53888b6ae86ad9c3722bc2c4726e2bb538b49edb34dbde3a7c25da22a109e424",
+                sha256: "27870b9cd8178e7c7b6b6653a72f5b148c38f8795781dd77e45b2835b1b4db8c",
                 lzma: include_bytes!("router.sm_90.cubin.lzma"),
             },
             Cubin {
                 compute: 100,
-                sha256: "2f11250ee41a07f2d00836247cae2d8c03070860ee2f337768ce483c4aed75f9",
+                sha256: "1ca6421926a5070edd94c5afb628360ac9c7e3d8ae78c098840de55e96840ffd",
                 lzma: include_bytes!("router.sm_100.cubin.lzma"),
             },
             Cubin {
                 compute: 120,
-                sha256: "474e40e5cf6a4cde52b24d6a0512c1ba7d73b979facf64f3139b3ae06e176ab4",
+                sha256: "dfb26679da6785cc9ac84bb6237f8408e527210721915ba8bd78b391fa96baf0",
                 lzma: include_bytes!("router.sm_120.cubin.lzma"),
             },
         ],

@@ -61,10 +61,11 @@ template <class F>
 __device__ __forceinline__ Ints int_dot(const Part<F::CHUNKS>& w, const Acts<F::UNIT>& a, u32 b,
                                         u32 p) {
     Ints out = {0, 0};
-    u32 in_unit = F::UNIT == 16 ? 0 : p;
+    // A part of a unit, or a unit that is a part of a block.
+    u32 in_unit = F::UNIT < F::LEN ? 0 : p;
 #pragma unroll
     for (u32 c = 0; c < F::CHUNKS; c++) {
-        u32 chunk = F::UNIT == 16 ? 0 : F::chunk(in_unit, c);
+        u32 chunk = F::chunk(in_unit, c);
         int4 x = __ldg(as<const int4>(a.values + b * F::UNIT + 16 * chunk));
         i32 dot = dp4a(static_cast<i32>(w.q[4 * c]), x.x, 0);
         dot = dp4a(static_cast<i32>(w.q[4 * c + 1]), x.y, dot);

@@ -1,7 +1,7 @@
-// Products of F32, F16 and BF16 rows with f32 activations: "Float" of "One arithmetic". Eight
-// threads of a warp take a row, thread i mod 8 the elements i in ascending order; so 32, or 16,
-// neighbouring bytes of a row are read at a time, and the cache holds a sector's other half for the
-// next load. The chain of additions is cols/8 long, as on the CPU.
+// Products of F32, F16, BF16 and F8_E4M3 rows with f32 activations: "Float" of "One arithmetic".
+// Eight threads of a warp take a row, thread i mod 8 the elements i in ascending order; so 32, 16
+// or 8 neighbouring bytes of a row are read at a time, and the cache holds a sector's other part
+// for the next load. The chain of additions is cols/8 long, as on the CPU.
 #pragma once
 
 #include "rows.cuh"
@@ -25,7 +25,19 @@ struct BF16 {
     }
 };
 
-#define FOR_EACH_FLOAT(X) X(f32, F32) X(f16, F16) X(bf16, BF16)
+// Twin: src/quant/e4m3.rs.
+struct F8_E4M3 {
+    static constexpr u32 LEN = 1, BYTES = 1;
+    static __device__ __forceinline__ float at(Global<const u8> row, u32 i) {
+        u32 x = __ldg(row + i), magnitude = x & 0x7f;
+        if (magnitude == 0x7f) return __uint_as_float(0x7fffffffu);
+        // Exponent and mantissa where an f32 has them, 120 short of its bias: 2^120 puts that
+        // right, for subnormal numbers too.
+        return __uint_as_float((x & 0x80) << 24 | magnitude << 20) * __uint_as_float(247u << 23);
+    }
+};
+
+#define FOR_EACH_FLOAT(X) X(f32, F32) X(f16, F16) X(bf16, BF16) X(f8_e4m3, F8_E4M3)
 
 // Token t's values from the records' first column on.
 __device__ __forceinline__ Global<const float> floats_of(const Records& x, u32 t) {

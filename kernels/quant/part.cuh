@@ -1,8 +1,9 @@
 // The interface of a block format.
 //
 // "One arithmetic" (src/quant/mod.rs) is about *units*: the blocks b that lanes are dealt by b mod
-// 8. A unit is a block of the file, but for NVFP4, where it is a sub-block of 16. A thread decodes
-// a *part*: 64 values of a block of 256, or a whole smaller unit. A part is *chunks* of sixteen
+// 8. A unit is a block of the file, but for NVFP4, where it is a sub-block of 16, and for Q1_0 and
+// Q2_0, where it is 32 values. A thread decodes a *part*: 64 values of a block of 256, or a whole
+// smaller unit. A part is *chunks* of sixteen
 // codes, each with an integer scale and an integer min where the format has them:
 //
 //     x = d·scale·code − dmin·min

@@ -9,6 +9,8 @@ use crate::engine::{
 };
 use crate::experts::disk::IoKind;
 use crate::policy::PolicySpec;
+use crate::{Error, Result};
+use std::path::PathBuf;
 
 /// More threads or tokens than any machine or model has: a slip of the finger.
 pub const MAX_THREADS: i64 = 4096;
@@ -224,6 +226,7 @@ impl WeightArgs {
             override_tensors: self.devices.override_tensors(),
             policy: self.experts.policy,
             predicts_next: false,
+            draft_model: None,
             io: self.experts.io,
             profile: self.experts.profile.clone(),
             peers: PeerOptions {
@@ -247,4 +250,28 @@ pub struct SpecArgs {
     /// of the answer: auto, where that saves time by what passes took so far, off, or always
     #[arg(long = "spec", value_name = "MODE", default_value = "auto", env = "MOEBA_SPEC")]
     pub mode: SpecMode,
+    /// Let this smaller model with the same vocabulary draft; the CPU computes it, in memory
+    #[arg(long, value_name = "FILE", env = "MOEBA_MODEL_DRAFT")]
+    model_draft: Option<PathBuf>,
+}
+
+impl SpecArgs {
+    /// Options of an engine whose texts are drafted by these arguments.
+    pub fn with(&self, options: EngineOptions) -> EngineOptions {
+        let drafts = self.mode != SpecMode::Off;
+        let draft_model = self.model_draft.clone().filter(|_| drafts);
+        EngineOptions { predicts_next: drafts && draft_model.is_none(), draft_model, ..options }
+    }
+
+    /// Fails if a draft model is named where several models are served.
+    pub fn check_is_for_one(&self) -> Result<()> {
+        match &self.model_draft {
+            Some(path) => Err(Error::Usage(format!(
+                "-md {}: name the model that it drafts for: a server of several models has no \
+                 draft model",
+                path.display()
+            ))),
+            None => Ok(()),
+        }
+    }
 }

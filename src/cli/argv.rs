@@ -4,8 +4,8 @@
 //! flag (`--temp=-1`), so that clap never takes a value for a flag; and a command line that names
 //! no subcommand but a model is one of `run`.
 
+use super::hub::HUB_PREFIX;
 use super::llama_flags::{self, LOADERS, Value};
-use super::model::HUB_PREFIX;
 use super::suggest::{closest, command_meant, flag_meant, instead};
 use crate::hub;
 use clap::{Arg, ArgAction, Command, Id};

@@ -6,7 +6,7 @@ use crate::engine::plan::memory;
 use crate::engine::plan::ram::Place;
 use crate::machine::disk::Disk;
 use crate::machine::product_rate;
-use crate::units::at_least;
+use crate::units::{at_least, size};
 use crate::{Error, Result};
 use std::path::Path;
 
@@ -77,12 +77,19 @@ fn hits(share: f64) -> f64 {
     y0 + (y1 - y0) * ((share - x0) / (x1 - x0)).clamp(0.0, 1.0)
 }
 
-/// Lines for `--dry-run`, made by `row` from a name, a number with its unit, and a note.
-pub fn lines(
-    plan: &MemoryPlan,
-    rates: &Rates,
-    row: impl Fn(&str, &str, &str) -> String,
-) -> Vec<String> {
+/// A line of `--dry-run`: a name, bytes, and a note.
+pub fn line(what: &str, bytes: u64, note: &str) -> String {
+    row(what, &size(bytes), note)
+}
+
+/// A line of `--dry-run`: a name, a number with its unit, and a note.
+pub fn row(what: &str, size: &str, note: &str) -> String {
+    let (number, unit) = size.split_once(' ').unwrap_or((size, ""));
+    format!("{what:<16} {number:>12} {unit:<3}  {note}").trim_end().to_owned()
+}
+
+/// Lines for `--dry-run`.
+pub fn lines(plan: &MemoryPlan, rates: &Rates) -> Vec<String> {
     let (least, most) = decode(plan, rates);
     let gb = |rate: f64| format!("{:.2} GB/s", rate / 1e9);
     let products = format!("products take weights at {}", gb(rates.products));

@@ -1,6 +1,5 @@
 //! Models of a hub: the flags that say which file and how, and `moeba pull`, `list` and `rm`.
 
-use super::model::HUB_PREFIX;
 use super::out;
 use super::values::{self, Parsed};
 use crate::hub::{Config, Hub, Step, Token, Wanted};
@@ -8,6 +7,9 @@ use crate::terminal::{self, Bar};
 use crate::units::size;
 use crate::{Error, Result};
 use std::path::PathBuf;
+
+/// Before the name of a repository where a file's could stand.
+pub const HUB_PREFIX: &str = "hf:";
 
 // Each flag names its heading: one for all would be that of the flags behind them, too.
 #[derive(clap::Args, Debug)]

@@ -104,6 +104,9 @@ struct Shelved {
 
 /// The models of a server as it takes them, and whether one is to be loaded at once.
 pub fn shelf(args: &Arc<Args>) -> Result<Shelf> {
+    if args.has_several() {
+        args.spec.check_is_for_one()?;
+    }
     let first = args.model.is_given().then(|| args.model.resolve()).transpose()?;
     let first = first.map(|model| Listed::new(stem(&model.path), model.path));
     let library = &args.library;

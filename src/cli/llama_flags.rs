@@ -172,6 +172,10 @@ mod tests {
         "moeba run -hfr a/b -h",
         "moeba run --hf-repo a/b --help",
         "moeba run m --usage",
+        "moeba tokenize m -p x --ids --no-bos --no-parse-special",
+        "moeba diffuse m -p x --diffusion-steps 8 --diffusion-block-length 8 \
+         --diffusion-cfg-scale 1",
+        "moeba diffuse m -p x --diffusion-eps 0.1 --diffusion-algorithm 1",
         "moeba perplexity m -f x --version",
         "moeba bench m -p 8 --n-prompt 8 -n 4 --n-gen 4 -pg 8,4 -d 4 --n-depth 4 -r 2 \
          --repetitions 2 -o md --output md --no-warmup -t 1,2 --threads 1",

@@ -1,9 +1,10 @@
 //! `log` to stderr, and to a file besides if asked, as text or as JSON. stderr has warnings, and
 //! more with -v; the file has at least what -v shows. RUST_LOG overrides the flags.
 
+use super::global::{Global, LogFormat, VERSION};
 use super::new_file::is_stream;
+use super::out;
 use super::outputs::kind::LOG_MAGIC;
-use super::{Global, VERSION, out};
 use crate::chat::Clock;
 use crate::terminal::{self, Detail};
 use crate::{Error, Result};
@@ -14,13 +15,6 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// The form of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    Text,
-    Json,
-}
 
 pub fn install(global: &Global) -> Result<()> {
     let (detail, level) = match (global.quiet, global.verbose) {

@@ -17,6 +17,7 @@ mod environment;
 mod experts;
 mod figures;
 mod forecast;
+mod global;
 mod grammar;
 mod help;
 mod hub;
@@ -61,11 +62,9 @@ mod wrap;
 
 use crate::{Error, Result, interrupt};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use logging::LogFormat;
+use global::{Global, VERSION};
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::LazyLock;
 
 /// Runs Mixture-of-Experts language models that are bigger than the memory they run in.
 #[derive(Parser, Debug)]
@@ -76,32 +75,6 @@ struct Cli {
     global: Global,
     #[command(subcommand)]
     command: Command,
-}
-
-/// Flags that every subcommand takes.
-#[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Messages")]
-pub(crate) struct Global {
-    /// Say more on stderr: -v what is loaded and all figures, -vv and -vvv what happens inside
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    verbose: u8,
-    /// Show errors only, and no progress bars
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    quiet: bool,
-    /// Write messages to this file as well, at least those of -v
-    #[arg(long, global = true, value_name = "FILE", env = "MOEBA_LOG_FILE")]
-    log_file: Option<PathBuf>,
-    /// Form of messages: text, or json for an object a line with time, level, target and message
-    #[arg(long, global = true, value_name = "FORMAT", default_value = "text")]
-    #[arg(env = "MOEBA_LOG_FORMAT", hide_short_help = true)]
-    log_format: LogFormat,
-    /// Begin messages of text with the time
-    #[arg(long, global = true, env = "MOEBA_LOG_TIMESTAMPS", hide_short_help = true)]
-    #[arg(value_parser = values::boolean)]
-    log_timestamps: bool,
-    /// Replace an existing output file whatever is in it; inputs of the command always stay
-    #[arg(long, global = true, help_heading = "Files")]
-    force: bool,
 }
 
 #[derive(Subcommand, Debug)]
@@ -263,15 +236,6 @@ fn end_code(result: &Result<()>) -> u8 {
         }
     }
 }
-
-/// The commit of a release: the clone's (build.rs), or the value of MOEBA_COMMIT.
-pub(crate) const COMMIT: Option<&str> = option_env!("MOEBA_COMMIT");
-
-static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let commit = COMMIT.map(|commit| format!(" ({commit})")).unwrap_or_default();
-    let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
-    format!("{}{commit} {arch}-{os}", env!("CARGO_PKG_VERSION"))
-});
 
 fn version() -> &'static str {
     &VERSION

@@ -2,7 +2,7 @@
 //! metadata that is to stand in its place.
 
 use super::figures;
-use super::hub::HubArgs;
+use super::hub::{HUB_PREFIX, HubArgs};
 use super::values::Parsed;
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions, Loading};
@@ -12,9 +12,6 @@ use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Before the name of a repository where a file's could stand.
-pub const HUB_PREFIX: &str = "hf:";
 
 #[derive(clap::Args, Debug)]
 pub struct ModelArg {

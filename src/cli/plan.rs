@@ -1,7 +1,7 @@
 //! `--dry-run`: where a model's bytes would be and what that means for speed, without reading
 //! them.
 
-use super::forecast::{self, Rates};
+use super::forecast::{self, Rates, line, row};
 use super::{out, plan_devices};
 use crate::Result;
 use crate::engine::MemoryPlan;
@@ -25,17 +25,8 @@ fn text(plan: &MemoryPlan, rates: Option<&Rates>) -> String {
     if plan.sizes.expert_bytes > 0 {
         traffic(plan, &mut lines);
     }
-    lines.extend(rates.iter().flat_map(|rates| forecast::lines(plan, rates, row)));
+    lines.extend(rates.iter().flat_map(|rates| forecast::lines(plan, rates)));
     lines.join("\n")
-}
-
-pub fn line(what: &str, bytes: u64, note: &str) -> String {
-    row(what, &size(bytes), note)
-}
-
-fn row(what: &str, size: &str, note: &str) -> String {
-    let (number, unit) = size.split_once(' ').unwrap_or((size, ""));
-    format!("{what:<16} {number:>12} {unit:<3}  {note}").trim_end().to_owned()
 }
 
 /// The lines about placement.
@@ -80,11 +71,13 @@ fn placement(plan: &MemoryPlan, out: &mut Vec<String>) {
         let note = "memory, for bodies of requests and what is read of them (--body-ram)";
         out.push(line("requests", sizes.body_bytes, note));
     }
+    if sizes.draft_bytes > 0 {
+        out.push(line("draft model", sizes.draft_bytes, "memory, with its KV cache (-md)"));
+    }
     let note = format!("memory, for {} tokens of a prompt at once (-ub)", sizes.n_ubatch);
     out.push(line("buffers", sizes.buffer_bytes, &note));
     let available = sizes.available.map(|bytes| format!("of {} available", at_most(bytes)));
-    let texts = sizes.kv_bytes + sizes.body_bytes;
-    let together = in_memory + sizes.dense_bytes + texts + sizes.buffer_bytes;
+    let together = in_memory + sizes.lasting_bytes() + sizes.buffer_bytes;
     out.push(line("together", together, &available.unwrap_or_default()));
 }
 
@@ -146,6 +139,7 @@ mod tests {
             dense_bytes: 250 * MIB,
             kv_bytes: 64 * MIB,
             body_bytes: 0,
+            draft_bytes: 0,
             buffer_bytes: 36 * MIB,
             n_ubatch: 512,
             minimum_bytes: 21 * MIB + MIB / 2 + 1,

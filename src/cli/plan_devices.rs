@@ -1,7 +1,7 @@
 //! The part of `--dry-run` that devices have: what is there, how much of it, and which flag changes
 //! it.
 
-use super::plan::line;
+use super::forecast::line;
 use crate::engine::MemoryPlan;
 use crate::engine::plan::vram::DevicePlan;
 use crate::units::{at_most, size};

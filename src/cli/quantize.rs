@@ -77,13 +77,16 @@ pub(super) fn prefix(name: PathBuf) -> PathBuf {
 /// The values of TYPE for clap. Read-only formats are among them, so that the error can name them.
 fn type_names() -> PossibleValuesParser {
     let shown = Mix::names().chain([COPY]).map(PossibleValue::new);
-    let hidden =
-        Mix::aliases().chain([READ_ONLY.0]).map(|name| PossibleValue::new(name).hide(true));
+    let hidden = Mix::aliases().chain(read_only()).map(|name| PossibleValue::new(name).hide(true));
     PossibleValuesParser::new(shown.chain(hidden))
 }
 
+fn read_only() -> impl Iterator<Item = &'static str> {
+    READ_ONLY.iter().map(|(name, _)| *name)
+}
+
 pub fn run(args: QuantizeArgs) -> Result<()> {
-    if args.ty.eq_ignore_ascii_case(READ_ONLY.0) {
+    if read_only().any(|name| args.ty.eq_ignore_ascii_case(name)) {
         let known = Mix::names().collect::<Vec<_>>().join(", ");
         let refusal =
             format!("{}: moeba reads this type but cannot write it; give one of {known}", args.ty);

@@ -203,8 +203,7 @@ pub fn run(args: Args) -> Result<()> {
     let options = |has_prompt: bool| {
         let n_checkpoints = if args.text.goes_on(has_prompt) { CHECKPOINTS } else { 0 };
         let options = args.batch.options(args.ctx_size, args.threads.count());
-        let predicts_next = args.spec.mode != SpecMode::Off;
-        EngineOptions { n_checkpoints, predicts_next, ..options }
+        args.spec.with(EngineOptions { n_checkpoints, ..options })
     };
     let may_have_prompt = args.text.flag_or_word().is_some() || args.text.file.is_some();
     match (args.preset.name()?, args.dry_run) {

@@ -14,7 +14,7 @@ use crate::chat::ChatTemplate;
 use crate::engine::kv_disk::KvFolder;
 use crate::engine::plan::ram::{Place, RamBudget};
 use crate::engine::scheduler::SchedulerOptions;
-use crate::engine::{Engine, EngineOptions, Loading, MemoryPlan, Pooling, SpecMode};
+use crate::engine::{Engine, EngineOptions, Loading, MemoryPlan, Pooling};
 use crate::server::{
     self, Address, ConnectionLimits, Defaults, Keys, Loaded, LogRequests, Network, Server,
     ServerOptions, systemd,
@@ -62,7 +62,7 @@ pub struct Args {
     #[command(flatten)]
     pub(super) batch: BatchArgs,
     #[command(flatten)]
-    spec: SpecArgs,
+    pub(super) spec: SpecArgs,
     /// Print where the weights would be and what a token reads, and exit
     #[arg(long, help_heading = "Report")]
     dry_run: bool,
@@ -571,8 +571,7 @@ impl Args {
                 if memory.is_some() { RamBudget::Bytes(0) } else { self.access.body_ram };
             let page_ram = self.load.kv_ram;
             let exact = self.load.exact;
-            let predicts_next = self.spec.mode != SpecMode::Off;
-            EngineOptions {
+            self.spec.with(EngineOptions {
                 memory,
                 n_models,
                 n_sessions: n,
@@ -580,9 +579,8 @@ impl Args {
                 page_ram,
                 body_ram,
                 exact,
-                predicts_next,
                 ..options
-            }
+            })
         };
         match self.load.parallel {
             Parallel(Some(n)) => Ok(with(n)),

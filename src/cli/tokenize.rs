@@ -17,7 +17,7 @@ pub struct Args {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "text")]
     prompt: Option<String>,
     /// Print a JSON list of ids
-    #[arg(long)]
+    #[arg(long, visible_alias = "ids")]
     json: bool,
     /// Print a line per token, with its id and its text
     #[arg(long, conflicts_with = "json")]

@@ -1,10 +1,10 @@
 //! One pass over tokens of several sessions.
 
 use super::compute::{InnerPasses, Pass, Rest, Stack};
-use super::observer::PassObserver;
+use super::observer::Listeners;
 use super::{Engine, Session, Want};
 use crate::cancel::Cancel;
-use crate::forward::{self, Observer};
+use crate::forward;
 use crate::policy::Phase;
 use crate::{Error, Result};
 
@@ -36,7 +36,7 @@ pub struct Interlude<'a, 'b>(&'a mut InnerPasses<'b>);
 impl Interlude<'_, '_> {
     /// [`Engine::eval_batch`] between two layers of another pass.
     pub fn eval_batch(&mut self, engine: &Engine, rows: &mut [BatchRow<'_>]) -> Result<()> {
-        eval(engine, rows, &mut |pass, observer| self.0.run(pass, observer))
+        eval(engine, rows, &mut |pass| self.0.run(pass))
     }
 }
 
@@ -51,7 +51,7 @@ impl Engine {
     ///
     /// [`MemoryPlan::n_ubatch`]: super::MemoryPlan::n_ubatch
     pub fn eval_batch(&self, rows: &mut [BatchRow<'_>]) -> Result<()> {
-        eval(self, rows, &mut |pass, observer| self.compute.run(&self.model, pass, observer))
+        eval(self, rows, &mut |pass| self.compute.run(&self.model, pass))
     }
 
     /// [`Engine::eval_batch`] that calls `between` before each layer and between the parts of it.
@@ -66,8 +66,8 @@ impl Engine {
     ) -> Result<()> {
         let mut between =
             |rest: Rest, inner: Option<&mut InnerPasses<'_>>| between(rest, inner.map(Interlude));
-        eval(self, rows, &mut |pass, observer| {
-            self.compute.run_with_rests(&self.model, pass, observer, has_others, &mut between)
+        eval(self, rows, &mut |pass| {
+            self.compute.run_with_rests(&self.model, pass, has_others, &mut between)
         })
     }
 }
@@ -76,7 +76,7 @@ impl Engine {
 fn eval(
     engine: &Engine,
     rows: &mut [BatchRow<'_>],
-    run: &mut dyn FnMut(Pass<'_, '_>, &mut dyn Observer) -> Result<()>,
+    run: &mut dyn FnMut(Pass<'_, '_>) -> Result<()>,
 ) -> Result<()> {
     check(engine, rows)?;
     let cancel = Cancel::all(rows.iter().map(|row| row.session.cancel.clone()));
@@ -90,9 +90,9 @@ fn eval(
         texts.push(text);
         listeners.push(listener);
     }
-    let mut observer = PassObserver::new(engine, &mut listeners, &cancel);
-    let pass = Pass { stack: Stack::Decoder, texts: &mut texts, cancel: cancel.clone() };
-    let result = run(pass, &mut observer).and_then(|()| engine.check_files());
+    let (texts, outputs) = (&mut texts[..], &mut Listeners(&mut listeners));
+    let pass = Pass { stack: Stack::Decoder, texts, cancel, outputs, progress: None };
+    let result = run(pass).and_then(|()| engine.check_files());
     rows.iter_mut().for_each(|row| row.session.end_pass(row.tokens, result.is_ok()));
     result
 }

@@ -1,6 +1,7 @@
 //! The CPU's threads and the GPUs behind one lock: passes of several sessions follow one another.
 //! Nothing else takes the lock, and no caller holds it between two passes.
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::Result;
@@ -8,14 +9,20 @@ use crate::backend::cpu::Cpu;
 use crate::cancel::Cancel;
 use crate::engine::device;
 use crate::engine::speculation::NextTokenCompute;
-use crate::forward::gpu::{Caches, Devices, GpuCache, GpuModel, GraphCounts};
-use crate::forward::{Batch, Buffers, Logits, Observer, Segment, Want};
+use crate::forward::gpu::{
+    Caches, DeviceRests, Devices, GpuCache, GpuModel, GraphCounts, Observers,
+};
+use crate::forward::{Batch, Buffers, Outputs, Rests, Segment, Want};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
 use crate::model::next_token::NextTokenHead;
 use crate::policy::Phase;
 
-pub(super) struct Compute(Mutex<Machines>);
+pub(super) struct Compute {
+    machines: Mutex<Machines>,
+    /// Multiplications of a part of a pass.
+    part_work: usize,
+}
 
 struct Machines {
     cpu: Cpu,
@@ -61,7 +68,13 @@ pub(super) struct Pass<'a, 'b> {
     pub stack: Stack,
     pub texts: &'b mut [PassText<'a>],
     pub cancel: Cancel,
+    pub outputs: &'b mut dyn Outputs,
+    /// Hears of each layer.
+    pub progress: Option<Progress<'b>>,
 }
+
+/// The tokens of a call that a pass computes, and who is told how many of the call's are computed.
+pub(super) type Progress<'a> = (Range<usize>, &'a mut (dyn FnMut(usize) + 'a));
 
 impl Pass<'_, '_> {
     /// Makes a batch of the pass, whose sessions are indices of `texts`; waits will heed its token.
@@ -86,13 +99,14 @@ impl Pass<'_, '_> {
         model: &Model,
         cpu: &Cpu,
         memory: &mut PassMemory,
-        observer: &mut dyn Observer,
+        mut rests: PassRests<'_, '_>,
     ) -> Result<()> {
         self.fill(memory);
         let PassMemory { batch, buffers } = memory;
+        let (outputs, rests) = (&mut *self.outputs, &mut rests);
         let mut run = |caches: &mut [&mut KvCache]| match self.stack {
-            Stack::Decoder => model.forward(cpu, batch, caches, buffers, observer),
-            Stack::Encoder => model.encode(cpu, batch, caches, buffers, observer),
+            Stack::Decoder => model.forward(cpu, batch, caches, buffers, outputs, rests),
+            Stack::Encoder => model.encode(cpu, batch, caches, buffers, outputs, rests),
         };
         // A token of one text allocates nothing.
         match &mut self.texts[..] {
@@ -108,10 +122,11 @@ impl Pass<'_, '_> {
         cpu: &Cpu,
         mut devices: Devices<'_>,
         memory: &mut PassMemory,
-        observer: &mut dyn Observer,
+        mut rests: PassRests<'_, '_>,
     ) -> Result<()> {
         self.fill(memory);
         let PassMemory { batch, buffers } = memory;
+        let observers = Observers { outputs: self.outputs, rests: &mut rests };
         devices.set_cancel(&self.cancel);
         let on_device = |gpu_kv: Option<_>| gpu_kv.expect("sessions of a GPU's model have a cache");
         let (mut one, one_device, mut host, device);
@@ -127,8 +142,8 @@ impl Pass<'_, '_> {
             }
         };
         match self.stack {
-            Stack::Decoder => devices.forward(model, cpu, batch, caches, buffers, observer),
-            Stack::Encoder => devices.encode(model, cpu, batch, caches, buffers, observer),
+            Stack::Decoder => devices.forward(model, cpu, batch, caches, buffers, observers),
+            Stack::Encoder => devices.encode(model, cpu, batch, caches, buffers, observers),
         }
     }
 }
@@ -152,100 +167,119 @@ pub(super) struct InnerPasses<'a> {
     /// Present where the model's part on GPUs is.
     devices: Option<Devices<'a>>,
     memory: &'a mut PassMemory,
+    part_work: usize,
 }
 
 impl InnerPasses<'_> {
     /// Computes steps of decode.
-    pub fn run(&mut self, mut pass: Pass<'_, '_>, observer: &mut dyn Observer) -> Result<()> {
-        let InnerPasses { model, cpu, devices, memory } = self;
+    pub fn run(&mut self, mut pass: Pass<'_, '_>) -> Result<()> {
+        let InnerPasses { model, cpu, devices, memory, part_work } = self;
+        let rests = PassRests::of(&mut pass, model, *part_work);
         let Some(devices) = devices else {
-            return pass.run_on_cpu(model, cpu, memory, observer);
+            return pass.run_on_cpu(model, cpu, memory, rests);
         };
         let of_outer = devices.cancel();
-        let result = pass.run_on_gpu(model, cpu, devices.again(), memory, observer);
+        let result = pass.run_on_gpu(model, cpu, devices.again(), memory, rests);
         devices.resume(&of_outer);
         result
     }
 }
 
-/// Listens to a pass for `observer` and lets other passes run in its rests.
-struct Interleaved<'a> {
-    observer: &'a mut dyn Observer,
-    between: Between<'a>,
+/// The rests of a pass, in which it may end early and others may be computed.
+struct PassRests<'a, 'p> {
+    cancel: Cancel,
+    /// Whether the pass looks at `cancel` when it rests. One of few tokens is short, so it is
+    /// only cancelled while it waits for experts.
+    is_long: bool,
+    part_work: usize,
+    progress: Option<Progress<'p>>,
+    n_layers: usize,
+    between: Option<Between<'a>>,
     /// If there are others to compute.
     inner: Option<InnerPasses<'a>>,
     /// Whether GPUs have a part of the model: passes are computed where they are at hand.
     has_gpu: bool,
 }
 
-impl Interleaved<'_> {
+impl<'p> PassRests<'_, 'p> {
+    /// Without other passes.
+    fn of(pass: &mut Pass<'_, 'p>, model: &Model, part_work: usize) -> Self {
+        PassRests {
+            cancel: pass.cancel.clone(),
+            is_long: pass.texts.iter().any(|text| text.tokens.len() > 1),
+            part_work,
+            progress: pass.progress.take(),
+            n_layers: model.hyper().n_layers,
+            between: None,
+            inner: None,
+            has_gpu: false,
+        }
+    }
+
+    fn begin_layer(&mut self, l: usize) -> Result<()> {
+        if let Some((tokens, progress)) = &mut self.progress {
+            progress(tokens.start + tokens.len() * l / self.n_layers);
+        }
+        self.check()
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.is_long { self.cancel.check() } else { Ok(()) }
+    }
+
     fn rest_on_cpu(&mut self, rest: Rest) -> Result<()> {
-        (self.between)(rest, self.inner.as_mut().filter(|_| !self.has_gpu))
+        let Some(between) = &mut self.between else { return Ok(()) };
+        between(rest, self.inner.as_mut().filter(|_| !self.has_gpu))
     }
 }
 
-impl Observer for Interleaved<'_> {
-    fn recorder(&mut self, session: usize) -> Option<&mut dyn crate::engine::Recorder> {
-        self.observer.recorder(session)
-    }
-
+impl Rests for PassRests<'_, '_> {
     fn layer(&mut self, l: usize) -> Result<()> {
-        self.observer.layer(l)?;
+        self.begin_layer(l)?;
         self.rest_on_cpu(Rest::Layer(l))
     }
 
-    fn layer_on(&mut self, l: usize, devices: Devices<'_>) -> Result<()> {
-        self.observer.layer(l)?;
-        let Some(InnerPasses { model, cpu, memory, .. }) = &mut self.inner else {
-            return (self.between)(Rest::Layer(l), None);
-        };
-        let mut inner = InnerPasses { model, cpu, memory, devices: Some(devices) };
-        (self.between)(Rest::Layer(l), Some(&mut inner))
-    }
-
-    fn lends_devices(&self) -> bool {
-        self.inner.is_some()
-    }
-
     fn rest(&mut self) -> Result<()> {
-        self.observer.rest()?;
+        self.check()?;
         self.rest_on_cpu(Rest::Part)
     }
 
     fn part_work(&self) -> usize {
-        self.observer.part_work()
+        self.part_work
     }
 
     fn has_others(&self) -> bool {
         self.inner.is_some() && !self.has_gpu
     }
+}
 
-    fn experts(&mut self, n: usize) {
-        self.observer.experts(n);
+impl DeviceRests for PassRests<'_, '_> {
+    fn layer_on(&mut self, l: usize, devices: Devices<'_>) -> Result<()> {
+        self.begin_layer(l)?;
+        let Some(between) = &mut self.between else { return Ok(()) };
+        let Some(InnerPasses { model, cpu, memory, part_work, .. }) = &mut self.inner else {
+            return between(Rest::Layer(l), None);
+        };
+        let (devices, part_work) = (Some(devices), *part_work);
+        let mut inner = InnerPasses { model, cpu, memory, devices, part_work };
+        between(Rest::Layer(l), Some(&mut inner))
     }
 
-    fn n_outputs(&self, session: usize) -> usize {
-        self.observer.n_outputs(session)
-    }
-
-    fn outputs(&mut self, session: usize, position: usize, rows: &[f32]) {
-        self.observer.outputs(session, position, rows);
-    }
-
-    fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>) {
-        self.observer.logits(session, token, logits);
+    fn lends_devices(&self) -> bool {
+        self.inner.is_some()
     }
 }
 
 impl Compute {
-    pub fn new(cpu: Cpu, gpu: Option<GpuModel>) -> Compute {
+    /// `part_work`: multiplications of a part of a pass.
+    pub fn new(cpu: Cpu, gpu: Option<GpuModel>, part_work: usize) -> Compute {
         let (memory, inner) = (PassMemory::default(), PassMemory::default());
-        Compute(Mutex::new(Machines { cpu, gpu, memory, inner }))
+        Compute { machines: Mutex::new(Machines { cpu, gpu, memory, inner }), part_work }
     }
 
     fn lock(&self) -> MutexGuard<'_, Machines> {
         // A panic in a parallel region leaves nothing behind, so a poisoned lock is as good.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the lock.
@@ -259,16 +293,12 @@ impl Compute {
     }
 
     /// Waits for the lock and computes one pass.
-    pub fn run(
-        &self,
-        model: &Model,
-        mut pass: Pass<'_, '_>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
+    pub fn run(&self, model: &Model, mut pass: Pass<'_, '_>) -> Result<()> {
+        let rests = PassRests::of(&mut pass, model, self.part_work);
         let Machines { cpu, gpu, memory, .. } = &mut *self.lock();
         match gpu {
-            Some(gpu) => pass.run_on_gpu(model, cpu, gpu.devices(), memory, observer),
-            None => pass.run_on_cpu(model, cpu, memory, observer),
+            Some(gpu) => pass.run_on_gpu(model, cpu, gpu.devices(), memory, rests),
+            None => pass.run_on_cpu(model, cpu, memory, rests),
         }
     }
 
@@ -277,17 +307,18 @@ impl Compute {
         &self,
         model: &Model,
         mut pass: Pass<'_, '_>,
-        observer: &mut dyn Observer,
         has_others: bool,
         between: Between<'_>,
     ) -> Result<()> {
+        let part_work = self.part_work;
+        let rests = PassRests::of(&mut pass, model, part_work);
         let Machines { cpu, gpu, memory, inner } = &mut *self.lock();
-        let inner = InnerPasses { model, cpu, devices: None, memory: inner };
-        let inner = has_others.then_some(inner);
-        let mut observer = Interleaved { observer, between, inner, has_gpu: gpu.is_some() };
+        let inner = InnerPasses { model, cpu, devices: None, memory: inner, part_work };
+        let (between, inner): (Between<'_>, _) = (between, has_others.then_some(inner));
+        let rests = PassRests { between: Some(between), inner, has_gpu: gpu.is_some(), ..rests };
         match gpu {
-            Some(gpu) => pass.run_on_gpu(model, cpu, gpu.devices(), memory, &mut observer),
-            None => pass.run_on_cpu(model, cpu, memory, &mut observer),
+            Some(gpu) => pass.run_on_gpu(model, cpu, gpu.devices(), memory, rests),
+            None => pass.run_on_cpu(model, cpu, memory, rests),
         }
     }
 
@@ -332,7 +363,7 @@ impl Compute {
     }
 
     fn lock_if_free(&self) -> Option<MutexGuard<'_, Machines>> {
-        match self.0.try_lock() {
+        match self.machines.try_lock() {
             Ok(machines) => Some(machines),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,

@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::compute::{Pass, Stack};
-use super::observer::PassObserver;
+use super::observer::Listeners;
 use crate::forward::Want;
 use crate::policy::Phase;
 use crate::{Error, Result};
@@ -29,10 +29,9 @@ impl Session {
         self.cancel.check()?;
         let cancel = self.cancel.clone();
         let (text, listener) = self.parts(tokens, Phase::Prompt, Want::None);
-        let mut listeners = [listener];
-        let mut observer = PassObserver::new(&engine, &mut listeners, &cancel);
-        let pass = Pass { stack: Stack::Encoder, texts: &mut [text], cancel: cancel.clone() };
-        engine.compute.run(&engine.model, pass, &mut observer)?;
+        let (texts, outputs) = (&mut [text], &mut Listeners(&mut [listener]));
+        let pass = Pass { stack: Stack::Encoder, texts, cancel, outputs, progress: None };
+        engine.compute.run(&engine.model, pass)?;
         engine.check_files()?;
         self.n_source = tokens.len();
         Ok(())

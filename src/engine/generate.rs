@@ -216,6 +216,7 @@ impl Generation {
         // An answer to a text that an encoder has read ends with its context.
         limits.context_shift = limits.context_shift.filter(|_| engine.encoder().is_none());
         let mut sampler = Sampler::for_text(sampling.clone(), engine.tokenizer())?;
+        sampler.ban(engine.tokenizer().suppressed().iter().copied());
         if limits.ignore_eos {
             sampler.ban(engine.tokenizer().eog_ids());
         }

@@ -11,12 +11,14 @@ use super::plan::ram::{Place, RamBudget};
 use super::plan::{self, MemoryPlan, TextBytes};
 use super::profile::ProfileFile;
 use super::profile_saver::ProfileSaver;
-use super::{Engine, EngineOptions, LoadPhase, Loading, peers, understand};
+use super::threads::threads;
+use super::{Engine, EngineOptions, LoadPhase, Loading, draft_model, peers, understand};
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::Device;
 use crate::experts::numa::{self, SYSFS};
 use crate::experts::peers::Peers;
 use crate::experts::{Layout, StreamOptions, TierPlan};
+use crate::forward::PART_WORK;
 use crate::forward::gpu::{GpuModel, GpuOptions, InPlace};
 use crate::gguf::Gguf;
 use crate::interrupt;
@@ -46,6 +48,8 @@ struct Prepared {
     plan: MemoryPlan,
     /// Open, in the order of the plan; none where the CPU computes everything.
     devices: Vec<Device>,
+    /// The model that drafts, with its options.
+    draft: Option<Box<(Prepared, EngineOptions)>>,
 }
 
 impl Prepared {
@@ -55,7 +59,15 @@ impl Prepared {
 
     fn of(gguf: Gguf, options: &EngineOptions) -> Result<Prepared> {
         let gguf = gguf.with(&options.overrides)?;
-        let (mut bound, tokenizer) = understand(gguf, options.without_text)?;
+        let (bound, tokenizer) = understand(gguf, options.without_text)?;
+        Prepared::understood(bound, tokenizer, options)
+    }
+
+    fn understood(
+        mut bound: Bound,
+        tokenizer: Tokenizer,
+        options: &EngineOptions,
+    ) -> Result<Prepared> {
         if options.only_experts {
             bound.drop_dense();
         }
@@ -75,24 +87,38 @@ impl Prepared {
         };
         let on_device = device.as_ref().map_or(0, |part| part.plan.kv_bytes);
         let kv_bytes = context.kv_bytes(bound.hyper(), options) - on_device;
+        let draft = Prepared::draft(&tokenizer, options, context)?;
+        let draft_bytes = draft.as_ref().map_or(0, |draft| draft.0.plan.resident_bytes().0);
         let available = available(options);
-        if let Some(available) = available.filter(|a| *a < kv_bytes) {
-            return Err(Error::invalid(format!(
-                "the KV cache for {} tokens takes {}, but {} of memory are available: lower -c",
-                context.of_all,
-                at_least(kv_bytes),
-                at_most(available)
-            )));
-        }
-        let body_bytes = body_bytes(&bound, options, available, kv_bytes);
-        let page_bytes = page_bytes(&bound, options, available, kv_bytes + body_bytes);
+        context.check_fits(kv_bytes, available)?;
+        let body_bytes = body_bytes(&bound, options, available, kv_bytes + draft_bytes);
+        let lasting = kv_bytes + draft_bytes + body_bytes;
+        let page_bytes = page_bytes(&bound, options, available, lasting);
         let kv_bytes = kv_bytes + page_bytes;
         let Context { of_session: n_ctx, of_all: n_ctx_all } = context;
-        let texts = TextBytes { kv: kv_bytes, bodies: body_bytes };
+        let texts = TextBytes { kv: kv_bytes, bodies: body_bytes, draft: draft_bytes };
         let plan = MemoryPlan::new(&bound, options, n_ctx, texts, available, device)?;
         let plan = MemoryPlan { page_bytes, n_ctx_all, ..plan };
         context.warn(bound.hyper(), options, &plan);
-        Ok(Prepared { bound, tokenizer, plan, devices })
+        Ok(Prepared { bound, tokenizer, plan, devices, draft })
+    }
+
+    /// The model that drafts for the one with this tokenizer, if there is one.
+    fn draft(
+        tokenizer: &Tokenizer,
+        options: &EngineOptions,
+        context: Context,
+    ) -> Result<Option<Box<(Prepared, EngineOptions)>>> {
+        let Some(path) = &options.draft_model else { return Ok(None) };
+        let (bound, its) = understand(Gguf::open(path)?, true)?;
+        draft_model::check(path, &bound, &its, tokenizer)?;
+        let n_ctx = if options.kv_unified { context.of_all } else { context.of_session };
+        // Texts longer than the draft model was trained for are not drafted.
+        let trained = bound.hyper().n_ctx_train;
+        let most = if options.kv_unified { trained * options.n_sessions.max(1) } else { trained };
+        let options = draft_model::options(options, n_ctx.min(most));
+        let prepared = Prepared::understood(bound, its, &options)?;
+        Ok(Some(Box::new((prepared, options))))
     }
 }
 
@@ -170,7 +196,7 @@ fn available(options: &EngineOptions) -> Option<u64> {
 
 /// Memory for the states that are asked for; a model without any needs none.
 fn checkpoint_bytes(hyper: &HyperParams, options: &EngineOptions, available: u64) -> u64 {
-    let of_one = self::kv_bytes(hyper, options, 0);
+    let of_one = options.kv_bytes(hyper, 0);
     let most = (available / 16).checked_div(of_one).unwrap_or(0);
     most.min(options.n_checkpoints as u64) * of_one
 }
@@ -299,11 +325,22 @@ impl Context {
         (options.ram == RamBudget::Auto && bytes > budget / 50).then_some((short.of_all, bytes))
     }
 
+    /// Fails if the KV caches take more than there is.
+    fn check_fits(self, kv_bytes: u64, available: Option<u64>) -> Result<()> {
+        let Some(available) = available.filter(|a| *a < kv_bytes) else { return Ok(()) };
+        Err(Error::invalid(format!(
+            "the KV cache for {} tokens takes {}, but {} of memory are available: lower -c",
+            self.of_all,
+            at_least(kv_bytes),
+            at_most(available)
+        )))
+    }
+
     /// Bytes of all sessions' KV caches.
     fn kv_bytes(self, hyper: &HyperParams, options: &EngineOptions) -> u64 {
         let n_sessions = options.n_sessions.max(1);
         if self.of_all == self.of_session * n_sessions {
-            return kv_bytes(hyper, options, self.of_session) * n_sessions as u64;
+            return options.kv_bytes(hyper, self.of_session) * n_sessions as u64;
         }
         let (k, v) = (options.cache_type_k, options.cache_type_v);
         kv::n_shared_bytes(&hyper.cache_shapes(), self.of_all, n_sessions, k, v)
@@ -311,10 +348,11 @@ impl Context {
 }
 
 /// Touches every page of the file, so that the first token does not wait for page faults one
-/// at a time. A file that memory cannot hold is left alone: reading its end would only push
-/// out its beginning.
-fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-    let total = gguf.n_bytes().max(1);
+/// at a time, but for those of a table whose rows are read as tokens ask for them. A file that
+/// memory cannot hold is left alone: reading its end would only push out its beginning.
+fn read_ahead(model: &Model, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+    let (gguf, table) = (model.gguf(), model.row_table());
+    let total = (gguf.n_bytes() - table.map_or(0, |table| table.n_bytes)).max(1);
     if let Some(available) = plan::memory::available_bytes().filter(|a| *a < total) {
         log::warn!(
             "the model takes {}, but only {} of memory are available: its pages will be read from \
@@ -325,21 +363,32 @@ fn read_ahead(gguf: &Gguf, cpu: &Cpu, progress: &mut dyn FnMut(u64, u64)) -> Res
         return Ok(());
     }
     let mut done = 0;
-    for shard in gguf.shards() {
-        // A token's products read them a tenth faster (bench/PROFILE.md).
-        shard.use_huge_pages();
-        for part in shard.map().chunks(64 << 20) {
-            interrupt::check()?;
-            cpu.chunks(part.len().div_ceil(1 << 20), 1, &|_, range| {
-                let part = &part[range.start << 20..part.len().min(range.end << 20)];
-                let pages = part.iter().step_by(4096);
-                std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
-            });
-            done += part.len() as u64;
-            progress(done, total);
+    for (i, shard) in gguf.shards().iter().enumerate() {
+        let end = shard.map().len();
+        let table = table.filter(|table| table.shard == i).map_or(end..end, |table| {
+            let start = table.file_offset as usize;
+            start..start + table.n_bytes as usize
+        });
+        for run in [0..table.start, table.end..end] {
+            // A token's products read them a tenth faster (bench/PROFILE.md).
+            shard.use_huge_pages(&run);
+            for part in shard.map()[run].chunks(64 << 20) {
+                interrupt::check()?;
+                touch(cpu, part);
+                done += part.len() as u64;
+                progress(done, total);
+            }
         }
     }
     Ok(())
+}
+
+fn touch(cpu: &Cpu, part: &[u8]) {
+    cpu.chunks(part.len().div_ceil(1 << 20), 1, &|_, range| {
+        let part = &part[range.start << 20..part.len().min(range.end << 20)];
+        let pages = part.iter().step_by(4096);
+        std::hint::black_box(pages.fold(0u8, |sum, byte| sum ^ byte));
+    });
 }
 
 /// Tells the bytes of a read as the part of a load.
@@ -404,7 +453,8 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(Loading),
     ) -> Result<Arc<Engine>> {
-        let Prepared { bound, tokenizer, mut plan, devices } = prepared;
+        let Prepared { bound, tokenizer, mut plan, devices, draft } = prepared;
+        let draft = draft.map(|draft| Engine::drafting(draft.0, &draft.1)).transpose()?;
         let mut cpu = Cpu::new(threads(options.n_threads));
         if !options.peers.urls.is_empty() {
             progress(LoadPhase::Peers.at(0.0));
@@ -418,7 +468,7 @@ impl Engine {
         let mut model = match plan.place {
             Place::InPlace if plan.is_mapped => {
                 let model = bound.in_place();
-                read_ahead(model.gguf(), &cpu, &mut counted(LoadPhase::Pages, progress))?;
+                read_ahead(&model, &cpu, &mut counted(LoadPhase::Pages, progress))?;
                 model
             }
             Place::InPlace => bound.in_memory(&mut counted(LoadPhase::Weights, progress))?,
@@ -449,19 +499,27 @@ impl Engine {
         plan.io = model.hierarchy().io().unwrap_or(plan.io);
         let hierarchy = model.hierarchy().clone();
         let learned = move || hierarchy.learned();
+        let part_work = options.test.part_work.unwrap_or(PART_WORK);
         Ok(Arc::new(Engine {
             model,
             tokenizer,
             n_threads: cpu.n_threads(),
-            compute: Compute::new(cpu, gpu),
+            compute: Compute::new(cpu, gpu, part_work),
             options: options.clone(),
             n_ctx: plan.n_ctx,
             plan,
+            draft,
             changed: OnceLock::new(),
             profile: store.map(|file| ProfileSaver::start(file, learned)),
             next_session: AtomicU32::new(0),
             grammars: OnceLock::new(),
         }))
+    }
+
+    /// The model that drafts, which was prepared with these options.
+    fn drafting(prepared: Prepared, options: &EngineOptions) -> Result<Arc<Engine>> {
+        let path = prepared.bound.gguf().path().to_owned();
+        Engine::prepared(prepared, &path, options, &mut |_| ())
     }
 
     /// Plans where everything would be, without reading weights.
@@ -487,45 +545,14 @@ impl Engine {
     }
 }
 
-pub(super) fn kv_bytes(hyper: &HyperParams, options: &EngineOptions, n_ctx: usize) -> u64 {
-    kv::n_bytes(&hyper.cache_shapes(), n_ctx, options.cache_type_k, options.cache_type_v)
-}
-
 /// Positions that a quarter of the available memory holds in the sessions' caches, on the device if
 /// there is one: the weights want the rest.
 fn default_room(hyper: &HyperParams, options: &EngineOptions, of_device: Option<u64>) -> usize {
-    let states = kv_bytes(hyper, options, 0);
-    let one = (kv_bytes(hyper, options, 1) - states).max(1);
+    let states = options.kv_bytes(hyper, 0);
+    let one = (options.kv_bytes(hyper, 1) - states).max(1);
     let available = available(options).into_iter().chain(of_device).min();
     let states = states * options.n_sessions.max(1) as u64;
     let share = 4 * options.n_models.max(1) as u64;
     let room = available.map_or(u64::MAX, |bytes| (bytes / share).saturating_sub(states) / one);
     usize::try_from(room).unwrap_or(usize::MAX)
-}
-
-/// The threads that are asked for, with a warning where there are fewer cores: threads wait for
-/// each other several times a layer.
-fn threads(asked: Option<usize>) -> usize {
-    let n = asked.unwrap_or_else(default_threads);
-    let n_cores = std::thread::available_parallelism().map_or(n, |n| n.get());
-    if n > n_cores {
-        let cores = if n_cores == 1 { "core" } else { "cores" };
-        log::warn!(
-            "-t {n}: this machine has {n_cores} {cores}; more threads than cores are slower, \
-             because they wait for each other"
-        );
-    }
-    n
-}
-
-/// One thread a physical core: a second one on the same core shares the units that the kernels
-/// keep busy.
-pub fn default_threads() -> usize {
-    let logical = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let siblings =
-        std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
-    match siblings {
-        Ok(list) if list.trim().contains([',', '-']) => (logical / 2).max(1),
-        _ => logical,
-    }
 }

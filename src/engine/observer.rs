@@ -1,15 +1,10 @@
-//! The observer of a pass, for the sessions that it computes.
-
-use std::ops::Range;
+//! The outputs of a pass, for the sessions that it computes.
 
 use super::embedding::Pooled;
 use super::recording::ExpertRecorder;
-use super::session::EvalHooks;
 use super::speculation::NextTokenText;
-use super::{Engine, Logits, Recorder};
-use crate::Result;
-use crate::cancel::Cancel;
-use crate::forward::{Observer, PART_WORK};
+use super::{Logits, Recorder};
+use crate::forward::Outputs;
 
 /// The logits of a session's last token, or of all tokens of a pass that verifies drafts.
 #[derive(Default)]
@@ -76,75 +71,42 @@ pub(super) struct Listener<'a, 'h> {
     pub experts: Option<&'a mut ExpertRecorder>,
     /// Gets the number of experts of each layer, if it is the first listener of the pass.
     pub n_experts: &'a mut Vec<u32>,
-    /// The caller's own, and the tokens of its call that the pass computes. Its recorder comes
-    /// before `experts`.
-    pub hooks: Option<(&'a mut EvalHooks<'h>, Range<usize>)>,
+    /// The caller's own, which comes before `experts`.
+    pub recorder: Option<&'a mut (dyn Recorder + 'h)>,
+    /// The caller's own, and the index of the pass's first token in its call.
+    pub on_logits: Option<(&'a mut OnLogits<'h>, usize)>,
 }
 
-/// Listens to a pass for all of its sessions.
-pub(super) struct PassObserver<'a, 'l, 'h> {
-    /// By session.
-    listeners: &'a mut [Listener<'l, 'h>],
-    cancel: &'a Cancel,
-    engine: &'a Engine,
-    /// Whether the pass looks at `cancel` when it rests. One of few tokens is short, so it is
-    /// only cancelled while it waits for experts.
-    is_long: bool,
-}
+/// Gets the index of a token and its logits, which it may overwrite.
+pub(super) type OnLogits<'h> = dyn FnMut(usize, &mut [f32]) + 'h;
 
-impl<'a, 'l, 'h> PassObserver<'a, 'l, 'h> {
-    pub fn new(
-        engine: &'a Engine,
-        listeners: &'a mut [Listener<'l, 'h>],
-        cancel: &'a Cancel,
-    ) -> Self {
-        let is_long = listeners.iter().any(|listener| listener.n_tokens > 1);
-        PassObserver { listeners, cancel, engine, is_long }
-    }
-}
+/// The listeners of a pass, by session.
+pub(super) struct Listeners<'a, 'l, 'h>(pub &'a mut [Listener<'l, 'h>]);
 
-impl Observer for PassObserver<'_, '_, '_> {
+impl Outputs for Listeners<'_, '_, '_> {
     fn recorder(&mut self, session: usize) -> Option<&mut dyn Recorder> {
-        let Listener { hooks, experts, .. } = &mut self.listeners[session];
-        match (hooks, experts) {
-            (Some((EvalHooks { recorder: Some(recorder), .. }, _)), _) => Some(&mut **recorder),
-            (_, Some(experts)) => Some(&mut **experts),
-            (_, None) => None,
+        let Listener { recorder, experts, .. } = &mut self.0[session];
+        match (recorder, experts) {
+            (Some(recorder), _) => Some(&mut **recorder),
+            (None, Some(experts)) => Some(&mut **experts),
+            (None, None) => None,
         }
-    }
-
-    fn layer(&mut self, l: usize) -> Result<()> {
-        let n_layers = self.engine.n_layers();
-        for listener in &mut *self.listeners {
-            if let Some((EvalHooks { progress: Some(progress), .. }, part)) = &mut listener.hooks {
-                progress(part.start + part.len() * l / n_layers);
-            }
-        }
-        self.rest()
-    }
-
-    fn rest(&mut self) -> Result<()> {
-        if self.is_long { self.cancel.check() } else { Ok(()) }
-    }
-
-    fn part_work(&self) -> usize {
-        self.engine.options.test.part_work.unwrap_or(PART_WORK)
     }
 
     fn experts(&mut self, n: usize) {
-        if let Some(listener) = self.listeners.first_mut() {
+        if let Some(listener) = self.0.first_mut() {
             listener.n_experts.push(n as u32);
         }
     }
 
     fn n_outputs(&self, session: usize) -> usize {
-        let Listener { n_tokens, outputs, pooled, .. } = &self.listeners[session];
+        let Listener { n_tokens, outputs, pooled, .. } = &self.0[session];
         let of_drafts = outputs.as_ref().map_or(0, |_| NextTokenText::WINDOW);
         pooled.as_ref().map_or(0, |pooled| pooled.n_wanted(*n_tokens)).max(of_drafts)
     }
 
     fn outputs(&mut self, session: usize, position: usize, rows: &[f32]) {
-        let Listener { outputs, pooled, .. } = &mut self.listeners[session];
+        let Listener { outputs, pooled, .. } = &mut self.0[session];
         if let Some(outputs) = outputs {
             outputs.add(position, rows);
         }
@@ -154,10 +116,10 @@ impl Observer for PassObserver<'_, '_, '_> {
     }
 
     fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>) {
-        let listener = &mut self.listeners[session];
-        let logits = match (&mut listener.hooks, logits) {
-            (Some((EvalHooks { on_logits: Some(on_logits), .. }, part)), Logits::All(logits)) => {
-                on_logits(part.start + token, logits);
+        let listener = &mut self.0[session];
+        let logits = match (&mut listener.on_logits, logits) {
+            (Some((on_logits, first)), Logits::All(logits)) => {
+                on_logits(*first + token, logits);
                 Logits::All(logits)
             }
             (_, logits) => logits,

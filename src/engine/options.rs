@@ -12,8 +12,9 @@ use crate::experts::disk::{Faults, IoKind};
 use crate::experts::peers::PeerOptions;
 use crate::forward::gpu::InPlace;
 use crate::gguf::Override;
+use crate::model::HyperParams;
 use crate::model::adapters::AdapterFile;
-use crate::model::kv::CacheType;
+use crate::model::kv::{self, CacheType};
 use crate::policy::PolicySpec;
 
 /// Options for loading and running a model. The names and defaults are llama.cpp's; `None` means
@@ -81,6 +82,9 @@ pub struct EngineOptions {
     /// (`--spec`) and as a look-ahead for prefetch. It is in memory beside the experts' budget, and
     /// computed by the CPU.
     pub predicts_next: bool,
+    /// File of a smaller model with the same vocabulary, which drafts (`-md`). It is in memory as a
+    /// whole, beside the experts' budget, and computed by the CPU.
+    pub draft_model: Option<PathBuf>,
     /// The way in which experts are read from disk (`--io`).
     pub io: IoKind,
     /// File in which policies keep what they learn about the model (`--profile`).
@@ -100,6 +104,13 @@ pub struct EngineOptions {
     pub without_text: bool,
     #[doc(hidden)]
     pub test: TestHooks,
+}
+
+impl EngineOptions {
+    /// Bytes of one session's KV cache when its context of `n_ctx` tokens is full.
+    pub(super) fn kv_bytes(&self, hyper: &HyperParams, n_ctx: usize) -> u64 {
+        kv::n_bytes(&hyper.cache_shapes(), n_ctx, self.cache_type_k, self.cache_type_v)
+    }
 }
 
 /// Switches that tests need and users do not.
@@ -151,6 +162,7 @@ impl Default for EngineOptions {
             override_tensors: Vec::new(),
             policy: PolicySpec::default(),
             predicts_next: false,
+            draft_model: None,
             io: IoKind::Auto,
             profile: ProfileChoice::Nowhere,
             peers: PeerOptions::default(),

@@ -55,8 +55,8 @@ pub(super) fn connect(
         log::warn!("--peers has no effect: all experts are in this machine's memory");
         return Ok(None);
     };
-    let routed = bound.routed().iter();
-    let n_experts = routed.map(|layer| layer.as_ref().map_or(0, |layer| layer.n_experts));
+    let in_tier = bound.in_tier();
+    let n_experts = in_tier.iter().map(|layer| layer.as_ref().map_or(0, |layer| layer.n_experts));
     let peers = Peers::connect(&options.peers, facts(bound.gguf())?, budget, n_experts.collect())?;
     let (n_up, n) = peers.count();
     log::info!("{n_up} of {n} peers compute experts");

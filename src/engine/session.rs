@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::checkpoints::Checkpoints;
 use super::compute::{Pass, PassText, Stack};
 use super::embedding::Pooled;
-use super::observer::{LastLogits, Listener, PassObserver};
+use super::observer::{LastLogits, Listener, Listeners};
 use super::recording::{ExpertRecorder, Experts};
 use super::scheduler::{Load, PAGE, Pages, Restored};
 use super::speculation::NextTokenText;
@@ -39,6 +39,8 @@ pub struct Session {
     pub(super) verified_states: Vec<usize>,
     /// The text's part of the layer that predicts the token after the next, if there is one.
     pub(super) outputs: Option<Box<NextTokenText>>,
+    /// The text as the model that drafts has read it, if there is one.
+    pub(super) draft: Option<Box<Session>>,
     /// Present while the text's outputs are pooled.
     pub(super) pooled: Option<Pooled>,
     /// Tokens of the text that the encoder has read; 0 if there is none.
@@ -127,6 +129,7 @@ impl Session {
             checkpoints: Checkpoints::default(),
             verified_states: Vec::new(),
             outputs: next.map(|head| Box::new(NextTokenText::new(head, engine.n_ctx, [k, v]))),
+            draft: engine.draft.as_ref().map(Session::new).transpose()?.map(Box::new),
             pooled: None,
             n_source: 0,
             experts: None,
@@ -388,10 +391,14 @@ impl Session {
         self.cancel.check()?;
         let (engine, cancel) = (self.engine.clone(), self.cancel.clone());
         let (text, listener) = self.parts(tokens, phase, want);
-        let mut listeners = [Listener { hooks: Some((hooks, part)), ..listener }];
-        let mut observer = PassObserver::new(&engine, &mut listeners, &cancel);
-        let pass = Pass { stack: Stack::Decoder, texts: &mut [text], cancel: cancel.clone() };
-        let result = engine.compute.run(&engine.model, pass, &mut observer);
+        let EvalHooks { progress, recorder, on_logits } = hooks;
+        let on_logits = on_logits.as_deref_mut().map(|on_logits| (on_logits, part.start));
+        let listener = Listener { recorder: recorder.as_deref_mut(), on_logits, ..listener };
+        let mut tell = |n| progress.iter_mut().for_each(|progress| progress(n));
+        let progress = Some((part, &mut tell as &mut dyn FnMut(usize)));
+        let (texts, outputs) = (&mut [text], &mut Listeners(&mut [listener]));
+        let pass = Pass { stack: Stack::Decoder, texts, cancel, outputs, progress };
+        let result = engine.compute.run(&engine.model, pass);
         let result = result.and_then(|()| engine.check_files());
         self.end_pass(tokens, result.is_ok());
         result
@@ -412,9 +419,17 @@ impl Session {
         n_experts.clear();
         let n_tokens = tokens.len();
         let keeps_all = phase == Phase::Decode && n_tokens > 1;
-        let hooks = None;
-        let listener =
-            Listener { n_tokens, logits, keeps_all, outputs, pooled, experts, n_experts, hooks };
+        let listener = Listener {
+            n_tokens,
+            logits,
+            keeps_all,
+            outputs,
+            pooled,
+            experts,
+            n_experts,
+            recorder: None,
+            on_logits: None,
+        };
         (PassText { tokens, request, past, phase, want, adapters, kv, gpu_kv }, listener)
     }
 
@@ -497,6 +512,9 @@ impl Session {
     /// [`interrupt`]). A prompt is cancelled between two parts of a layer, a token before it is
     /// begun, and both while they wait for experts.
     pub fn set_cancel(&mut self, cancel: Cancel) {
+        if let Some(draft) = &mut self.draft {
+            draft.set_cancel(cancel.clone());
+        }
         self.cancel = cancel;
     }
 

@@ -1,8 +1,8 @@
-//! A session's part in speculation: drafts and look-aheads of the model's own layer, and states
-//! that refused drafts are taken back to.
+//! A session's part in speculation: drafts of another model and of the model's own layer, and
+//! states that refused drafts are taken back to.
 
-use super::Session;
-use super::speculation::MAX_DRAFTS;
+use super::speculation::{DraftSource, MAX_DRAFTS, NextTokenText, best};
+use super::{Session, Want};
 use crate::Result;
 
 /// Drafts of a pass at most where the model has a state: the state behind each of its tokens is
@@ -10,19 +10,47 @@ use crate::Result;
 const MAX_STATES: usize = 4;
 
 impl Session {
-    /// Whether the model has a layer that drafts.
-    pub(super) fn predicts_next(&self) -> bool {
-        self.outputs.is_some()
+    /// The maker of drafts that are not found in the text, and how many it makes at most: another
+    /// model, or the model's own layer.
+    pub(super) fn drafter(&self) -> Option<(DraftSource, usize)> {
+        match (&self.draft, &self.outputs) {
+            (Some(_), _) => Some((DraftSource::Model, MAX_DRAFTS)),
+            (None, Some(_)) => Some((DraftSource::Layer, NextTokenText::MAX_DRAFTS)),
+            (None, None) => None,
+        }
     }
 
-    /// Drafts of the model's layer that may follow `text`, whose last token is not computed yet.
+    /// Drafts that may follow `text`, whose last token is not computed yet: `n` at most.
     pub(super) fn draft(&mut self, text: &[u32], n: usize) -> Result<Vec<u32>> {
+        if let Some(draft) = &mut self.draft {
+            let mut tokens = draft.best_continuation(text, n)?;
+            // The draft model may have more tokens at the end of its vocabulary.
+            let n_vocab = self.engine.tokenizer().n_vocab() as u32;
+            tokens.truncate(tokens.iter().take_while(|id| **id < n_vocab).count());
+            return Ok(tokens);
+        }
         let engine = self.engine.clone();
         let (Some(head), Some(outputs)) = (&engine.model.next, &mut self.outputs) else {
             return Ok(Vec::new());
         };
         let drafts = engine.compute.draft(head, |compute| outputs.draft(text, n, compute));
         drafts.map(Option::unwrap_or_default)
+    }
+
+    /// The most likely token after `text`, the one after that, and so on: `n` at most, fewer where
+    /// the context ends.
+    fn best_continuation(&mut self, text: &[u32], n: usize) -> Result<Vec<u32>> {
+        let n = n.min((self.engine.n_ctx() + 1).saturating_sub(text.len()));
+        let mut tokens: Vec<u32> = Vec::with_capacity(n);
+        let n_left = if n > 0 { self.sync(text)? } else { 0 };
+        while tokens.len() < n {
+            let next = match tokens.last() {
+                None => self.eval(&text[text.len() - n_left..], Want::Last)?,
+                Some(last) => self.eval(&[*last], Want::Last)?,
+            };
+            tokens.push(best(next.all()));
+        }
+        Ok(tokens)
     }
 
     /// Shows predictors what the model's layer foretells of the last token of `text`, which is not

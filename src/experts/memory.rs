@@ -2,6 +2,7 @@
 
 use memmap2::{MmapMut, MmapRaw};
 use std::io;
+use std::ops::Range;
 
 /// Regions start at multiples of it: one huge page, which is also a multiple of every alignment
 /// that direct reads ask for.
@@ -49,6 +50,20 @@ impl Region {
 
     #[cfg(not(target_os = "linux"))]
     fn advise_huge_pages(&self) {}
+
+    /// Has the kernel map pages for some bytes as a write to them would, which changes none. False
+    /// where it does not: kernels before Linux 5.14 cannot.
+    #[cfg(target_os = "linux")]
+    pub fn touch(&self, bytes: Range<usize>) -> bool {
+        assert!(bytes.start <= bytes.end && bytes.end <= self.n_bytes, "{bytes:?}");
+        let start = self.start + bytes.start;
+        self.map.advise_range(memmap2::Advice::PopulateWrite, start, bytes.len()).is_ok()
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub fn touch(&self, _bytes: Range<usize>) -> bool {
+        false
+    }
 
     /// The first byte, at a multiple of `REGION_ALIGN`. Who may use it is said above.
     pub fn ptr(&self) -> *mut u8 {

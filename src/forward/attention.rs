@@ -11,12 +11,14 @@ use crate::forward::compressed::CompressedBuffers;
 use crate::forward::gated_delta::DeltaBuffers;
 use crate::forward::indexer::IndexerBuffers;
 use crate::forward::kda::KdaBuffers;
+use crate::forward::mixer::CpuMixer;
 use crate::forward::mla::LatentBuffers;
 use crate::forward::parts;
 use crate::forward::recurrent::RecurrentBuffers;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::Model;
 use crate::model::descriptor::ValueGate;
+use crate::model::rope::Temperature;
 use crate::model::weights::{AttentionWeights, Linear};
 use crate::simd::Floats;
 use std::ops::Range;
@@ -30,6 +32,7 @@ pub struct MixerBuffers {
     pub v: Floats,        // [rows, n_head_kv, head_dim_v]
     pub attended: Floats, // [rows, n_head, head_dim_v]
     pub gate: Floats,     // as `attended`
+    pub factors: Floats,  // [rows, n_head]
     pub acts: ActSet,     // the input of one product after the other
     pub latent: LatentBuffers,
     pub indexer: IndexerBuffers,
@@ -48,7 +51,8 @@ pub struct RopeTables {
     pub sliding: RopeTable,
     /// For the first positions of the rows' blocks; empty unless an indexer has means of blocks.
     pub blocks: RopeTable,
-    /// Factors on queries; empty in a model without a temperature.
+    /// Factors on queries, or what each head makes its own of; empty in a model without a
+    /// temperature.
     pub temperature: RopeTable,
 }
 
@@ -73,8 +77,10 @@ impl RopeTables {
             }
         }
         if let Some(temperature) = model.hyper.temperature {
-            let n_pairs = model.hyper.head_dim / 2;
-            self.temperature.push_factors(n_pairs, |at| temperature.at(at), positions);
+            // A factor turns nothing; heads' own factors have a bias.
+            let second = if temperature == Temperature::Heads { 1.0 } else { 0.0 };
+            let n_pairs = model.hyper.temperature_width() / 2;
+            self.temperature.push_pairs(n_pairs, |at| [temperature.at(at), second], positions);
         }
     }
 
@@ -97,22 +103,22 @@ impl MixerBuffers {
     }
 }
 
-impl CpuPass<'_, '_> {
-    /// y = attention(h) of layer `l`
-    pub(super) fn attention(
-        &mut self,
+impl CpuMixer for AttentionWeights {
+    /// y = attention(h)
+    fn mix(
+        &self,
+        pass: &mut CpuPass,
         l: usize,
-        w: &AttentionWeights,
         h: &[f32],
         m: &mut MixerBuffers,
         y: &mut Floats,
     ) -> Result<()> {
-        let (model, cpu) = (self.model, self.cpu);
+        let (model, cpu) = (pass.model, pass.cpu);
         let hyper = &model.hyper;
         // q, k, v
-        self.queries_keys_values(w, h, m);
-        if w.gated {
-            m.split_gates(w.head_dim);
+        pass.queries_keys_values(self, h, m);
+        if self.gated {
+            m.split_gates(self.head_dim);
         }
         if let Some(limit) = hyper.qkv_limit {
             let all = [&mut m.q, &mut m.k, &mut m.v];
@@ -121,41 +127,46 @@ impl CpuPass<'_, '_> {
         // QK-norm, RoPE
         let norm_after_rope = model.descriptor.parts.norm_after_rope;
         if !norm_after_rope {
-            self.norm_heads(w, m);
+            pass.norm_heads(self, m);
         }
-        if w.rotates {
-            let shape = model.rope_shape(w.head_dim, hyper.rope_offset);
-            let table = m.ropes.of_layer(w.slides);
+        if self.rotates {
+            let shape = model.rope_shape(self.head_dim, hyper.rope_offset);
+            let table = m.ropes.of_layer(self.slides);
             cpu.rope(&mut m.q, shape, table);
-            if w.shared_with.is_none() {
+            if self.shared_with.is_none() {
                 cpu.rope(&mut m.k, shape, table);
             }
         }
         if norm_after_rope {
-            self.norm_heads(w, m);
+            pass.norm_heads(self, m);
         }
-        if w.tempers {
-            cpu.rope(&mut m.q, model.rope_shape(w.head_dim, 0), &m.ropes.temperature);
+        if self.tempers {
+            cpu.rope(&mut m.q, model.rope_shape(self.head_dim, 0), &m.ropes.temperature);
         }
         // cache
-        if w.shared_with.is_none() {
-            self.store_keys_values(l, m);
+        if self.shared_with.is_none() {
+            pass.store_keys_values(l, m);
         }
-        match &w.index {
-            Some(index) if index.means => self.index_means(l, index, h, m),
-            Some(index) if self.chooses() => self.index_blocks(l, index, h, m),
+        match &self.index {
+            Some(index) if index.means => pass.index_means(l, index, h, m),
+            Some(index) if pass.chooses() => pass.index_blocks(l, index, h, m),
             _ => {}
         }
         // attention, each text over its own cache
-        self.attend_all(l, w, m)?;
-        self.gate_values(w, m);
-        self.attention_output(&w.output, m, y);
+        pass.attend_all(l, self, m)?;
+        if let Some(norm) = &self.result_norm {
+            cpu.rms_norm_heads(&mut m.attended, norm, hyper.norm_eps);
+        }
+        pass.gate_values(self, m);
+        pass.attention_output(&self.output, m, y);
         if hyper.attention_output_scale != 1.0 {
             y.iter_mut().for_each(|y| *y *= hyper.attention_output_scale);
         }
         Ok(())
     }
+}
 
+impl CpuPass<'_, '_> {
     /// attended = attention of q, each text over its own cache.
     fn attend_all(&mut self, l: usize, w: &AttentionWeights, m: &mut MixerBuffers) -> Result<()> {
         let (cpu, hyper) = (self.cpu, &self.model.hyper);
@@ -183,7 +194,7 @@ impl CpuPass<'_, '_> {
             };
             let q = rows_of(&m.q, &dense, n_head * w.head_dim);
             let out = rows_of_mut(&mut m.attended, &dense, n_head * w.head_dim_v);
-            parts::attend(cpu, self.observer, shape, q, [keys, values], out)?;
+            parts::attend(cpu, self.rests, shape, q, [keys, values], out)?;
             for row in dense.end..rows.end {
                 let n_seen = segment.past + row - rows.start + 1;
                 match &w.index {
@@ -202,6 +213,11 @@ impl CpuPass<'_, '_> {
         match &w.gate {
             None if !w.gated => return,
             Some((_, ValueGate::Softplus)) => self.cpu.softplus(&mut m.gate),
+            Some((_, ValueGate::BinarySoftplus)) => {
+                m.gate.iter_mut().for_each(|x| *x *= std::f32::consts::LN_2);
+                self.cpu.softplus(&mut m.gate);
+                m.gate.iter_mut().for_each(|x| *x *= std::f32::consts::LOG2_E);
+            }
             Some((_, ValueGate::Sigmoid)) | None => self.cpu.kernels.sigmoid(&mut m.gate),
         }
         let each = m.attended.len() / m.gate.len();
@@ -211,16 +227,21 @@ impl CpuPass<'_, '_> {
     }
 
     fn norm_heads(&self, w: &AttentionWeights, m: &mut MixerBuffers) {
-        let eps = self.model.hyper.norm_eps;
-        let norms = [(&w.q_norm, &mut m.q), (&w.k_norm, &mut m.k), (&w.v_norm, &mut m.v)];
-        for (norm, x) in norms {
-            if let Some(norm) = norm {
-                self.cpu.rms_norm_heads(x, norm, eps);
+        let (eps, by_head) =
+            (self.model.hyper.norm_eps, self.model.descriptor.parts.qk_norm_by_head);
+        let norms = [(&w.q_norm, &mut m.q), (&w.k_norm, &mut m.k)];
+        for (norm, x) in norms.into_iter().filter_map(|(norm, x)| Some((norm.as_ref()?, x))) {
+            match by_head {
+                true => self.cpu.rms_norm_groups(x, norm, norm.len() / w.head_dim, eps),
+                false => self.cpu.rms_norm_heads(x, norm, eps),
             }
+        }
+        if let Some(norm) = &w.v_norm {
+            self.cpu.rms_norm_heads(&mut m.v, norm, eps);
         }
     }
 
-    /// h → q, k, v, and the values' gate if it has a matrix of its own
+    /// h → q, k, v, unless experts have made it, and the values' gate if it has a matrix of its own
     pub(super) fn queries_keys_values(
         &self,
         w: &AttentionWeights,
@@ -230,11 +251,14 @@ impl CpuPass<'_, '_> {
         let (model, n) = (self.model, self.batch.n_rows());
         let gate = w.gate.as_ref().map(|(gate, _)| gate);
         let is_own = w.shared_with.is_none();
-        let own = [&w.k, &w.v].into_iter().filter(|_| is_own);
+        let own = [&w.k, &w.v].into_iter().filter(|linear| is_own && linear.weight.rows > 0);
         let inputs = [&w.q].into_iter().chain(own).chain(gate);
         let kinds = Kinds::of(inputs.map(|linear| linear.weight.ty));
         m.acts.fill(self.cpu, kinds, n, model.hyper.n_embd, h);
-        if is_own {
+        if w.values.is_some() {
+            let (q, k) = (&mut m.q, &mut m.k);
+            self.cpu.products([self.linear(&w.q, &m.acts, q, n), self.linear(&w.k, &m.acts, k, n)]);
+        } else if is_own {
             self.cpu.products([
                 self.linear(&w.q, &m.acts, &mut m.q, n),
                 self.linear(&w.k, &m.acts, &mut m.k, n),

@@ -14,6 +14,9 @@ impl CpuPass<'_, '_> {
     pub(super) fn narrow(&self, latent: &Latent, expert: &ExpertShape, f: &mut FfnBuffers) {
         let n = self.batch.n_rows();
         self.cpu.products([self.model.linear(&latent.down, &f.acts, &mut f.latent, n)]);
+        if let Some(norm) = &latent.input_norm {
+            self.cpu.rms_norm_heads(&mut f.latent, norm, self.model.hyper.norm_eps);
+        }
         f.acts.fill(self.cpu, Kinds::of(expert.inputs()), n, expert.n_embd, &f.latent);
     }
 

@@ -88,7 +88,7 @@ impl CpuPass<'_, '_> {
         let n_kv = shape.n_head_kv;
         let b = &mut m.blocks;
         for head in 0..n_kv {
-            self.observer.rest()?;
+            self.rests.rest()?;
             let q = &b.q[(row * n_kv + head) * params.dim..][..params.dim];
             b.scores.resize(n_seen.div_ceil(params.block), 0.0);
             self.cpu.block_scores(q, keys.head(n_kv), n_seen, params.block, &mut b.scores);

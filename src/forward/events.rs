@@ -6,7 +6,7 @@ use crate::backend::ops::{NO_EXPERT, Route, RouteRows};
 use crate::forward::batch::{Batch, Segment};
 use crate::forward::scratch::{Buffers, rows_of};
 use crate::model::Model;
-use crate::model::weights::Gate;
+use crate::model::weights::{Gate, Norm, Router};
 use crate::policy::{Event, LookAhead, Phase, PromptRouted, Routed, Timing, Wants};
 use std::ops::Range;
 use std::time::Instant;
@@ -70,13 +70,14 @@ impl Buffers {
 }
 
 impl Model {
-    /// The layer whose router a policy wants to see applied to layer `l`'s activation. Tokens of
-    /// one stack do not go through the other's layers.
-    fn look_ahead_layer(&self, l: usize, n_rows: usize) -> Option<usize> {
-        let is_encoder = |l: usize| l < self.hyper.n_encoder_layers();
+    /// The number in the tiers whose router a policy wants to see applied to the activation of
+    /// `number`. Tokens of one stack do not go through the other's layers.
+    fn look_ahead_number(&self, number: usize, n_rows: usize) -> Option<usize> {
+        let layer = |number: usize| self.hyper.layer_in_tier(number).0;
+        let is_encoder = |number: usize| layer(number) < self.hyper.n_encoder_layers();
         // A device looks one row's experts up by itself.
-        let next = self.hierarchy.look_ahead(l, n_rows == 1)?;
-        (is_encoder(next) == is_encoder(l)).then_some(next)
+        let next = self.hierarchy.look_ahead(number, n_rows == 1)?;
+        (is_encoder(next) == is_encoder(number)).then_some(next)
     }
 
     /// Tells policies that a pass begins. `x` are the embeddings.
@@ -90,7 +91,8 @@ impl Model {
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
             let embedding = &mut e.embedding;
             mean_of_rows(rows_of(x, &rows, self.hyper.n_embd), self.hyper.n_embd, embedding);
-            self.hierarchy.publish(&Event::IterationStart { request, phase, embedding });
+            let token = (phase == Phase::Decode).then(|| batch.tokens()[rows.start]);
+            self.hierarchy.publish(&Event::IterationStart { request, phase, token, embedding });
         }
         e.wants = self.hierarchy.wants();
     }
@@ -110,8 +112,20 @@ impl Model {
     /// The first half of `publish_routed`: evictions hear of it, which takes next to no time, so
     /// that they know of it when the layer's demand makes them name victims.
     pub(super) fn publish_choice(&self, batch: &Batch, l: usize, routing: &mut Routing<'_>) {
-        if self.has_router(l) && self.hierarchy.has_policies() {
-            self.publish_to(Audience::Evictions, batch, l, routing);
+        if self.has_router(l) {
+            self.publish_choice_at(batch, self.hyper.tier_layer(l), routing);
+        }
+    }
+
+    /// `publish_choice` of a number in the tiers.
+    pub(super) fn publish_choice_at(
+        &self,
+        batch: &Batch,
+        number: usize,
+        routing: &mut Routing<'_>,
+    ) {
+        if self.hierarchy.has_policies() {
+            self.publish_to(Audience::Evictions, batch, number, routing);
         }
     }
 
@@ -124,24 +138,46 @@ impl Model {
         l: usize,
         routing: &mut Routing<'_>,
     ) {
-        if !self.has_router(l) || !self.hierarchy.has_policies() {
+        if self.has_router(l) {
+            self.publish_look_ahead_at(cpu, batch, self.hyper.tier_layer(l), routing);
+        }
+    }
+
+    /// `publish_look_ahead` of a number in the tiers.
+    pub(super) fn publish_look_ahead_at(
+        &self,
+        cpu: &Cpu,
+        batch: &Batch,
+        number: usize,
+        routing: &mut Routing<'_>,
+    ) {
+        if !self.hierarchy.has_policies() {
             return;
         }
         let decoded = batch.decode_rows();
         let is_wanted = routing.events.wants.ahead && !decoded.is_empty();
-        let ahead = is_wanted.then(|| self.look_ahead_layer(l, batch.n_rows())).flatten();
+        let ahead = is_wanted.then(|| self.look_ahead_number(number, batch.n_rows())).flatten();
         // A device's stream is here only if it is wanted.
         let ahead = ahead.filter(|next| {
             let x = rows_of(routing.x, &decoded, self.hyper.n_embd);
-            self.look_ahead(cpu, *next, x, routing.events)
+            match self.hyper.layer_in_tier(*next) {
+                (layer, false) => self.look_ahead(cpu, layer, x, routing.events),
+                (layer, true) => self.look_ahead_at_values(cpu, layer, x, routing.events),
+            }
         });
         ahead.iter().for_each(|_| self.hierarchy.count_look_ahead());
-        self.publish_to(Audience::Predictors { ahead }, batch, l, routing);
+        self.publish_to(Audience::Predictors { ahead }, batch, number, routing);
     }
 
-    fn publish_to(&self, audience: Audience, batch: &Batch, l: usize, routing: &mut Routing<'_>) {
+    fn publish_to(
+        &self,
+        audience: Audience,
+        batch: &Batch,
+        number: usize,
+        routing: &mut Routing<'_>,
+    ) {
         for (rows, &Segment { request, phase, .. }) in batch.segments() {
-            let part = |rows| LayerRows { layer: l as u32, request, rows };
+            let part = |rows| LayerRows { layer: number as u32, request, rows };
             match phase {
                 Phase::Decode => rows.for_each(|row| {
                     let routed = self.routed_row(audience, &part(row..row + 1), routing);
@@ -175,8 +211,8 @@ impl Model {
         let routed = Routed { request, layer, chosen, probs, hidden: &[], ahead: None };
         let Audience::Predictors { ahead } = audience else { return routed };
         let ahead = ahead.map(|next| {
-            let n_experts = self.hyper.routing.n_experts;
-            let probs = rows_of(&routing.events.ahead_probs, rows, n_experts);
+            let experts = self.weights.in_tier(&self.hyper, next).expect("a layer that is told");
+            let probs = rows_of(&routing.events.ahead_probs, rows, experts.n_experts);
             LookAhead { layer: next as u32, probs }
         });
         let hidden = match routing.events.wants.hidden {
@@ -197,13 +233,39 @@ impl Model {
     ) -> bool {
         let Some(ffn) = &self.weights.layers[layer].ffn else { return false };
         let Gate::Router(router) = &ffn.gate else { return false };
+        let norm = ffn.router_norm().unwrap_or(&ffn.norm);
+        self.look_ahead_by(cpu, router, Some(norm).filter(|_| !ffn.routes_stream), x, e);
+        true
+    }
+
+    /// `look_ahead` by the router of a layer's values.
+    fn look_ahead_at_values(
+        &self,
+        cpu: &Cpu,
+        layer: usize,
+        x: &[f32],
+        e: &mut EventBuffers,
+    ) -> bool {
+        let Some(values) = self.weights.values_of(layer) else { return false };
+        self.look_ahead_by(cpu, &values.router, Some(&self.weights.layers[layer].norm), x, e);
+        true
+    }
+
+    fn look_ahead_by(
+        &self,
+        cpu: &Cpu,
+        router: &Router,
+        norm: Option<&Norm>,
+        x: &[f32],
+        e: &mut EventBuffers,
+    ) {
         let n_embd = self.hyper.n_embd;
         let n = x.len() / n_embd;
         let EventBuffers { ahead_h, ahead_acts, ahead_probs, .. } = e;
         ahead_h.resize(x.len(), 0.0);
-        match (ffn.routes_stream, ffn.router_norm()) {
-            (true, _) => ahead_h.copy_from_slice(x),
-            (false, norm) => self.norm(cpu, norm.unwrap_or(&ffn.norm), x, ahead_h),
+        match norm {
+            None => ahead_h.copy_from_slice(x),
+            Some(norm) => self.norm(cpu, norm, x, ahead_h),
         }
         let logits = &router.logits;
         ahead_acts.fill(cpu, Kinds::of([logits.weight.ty]), n, n_embd, ahead_h);
@@ -216,7 +278,6 @@ impl Model {
                 into_unit_range(probs);
             }
         }
-        true
     }
 
     /// Tells predictors what the layers' routers make of a state: that of a text's next token, in
@@ -227,7 +288,7 @@ impl Model {
         for layer in self.hyper.decoder_layers() {
             if self.has_router(layer) && self.look_ahead(cpu, layer, x, e) {
                 let probs = rows_of(&e.ahead_probs, &(0..1), n_experts);
-                let ahead = LookAhead { layer: layer as u32, probs };
+                let ahead = LookAhead { layer: self.hyper.tier_layer(layer) as u32, probs };
                 self.hierarchy.publish_to_predictors(&Event::NextToken { request, ahead });
             }
         }

@@ -1,8 +1,10 @@
 //! Linear-attention layers: a gated delta rule behind a short convolution.
 
+use crate::Result;
 use crate::backend::cpu::acts::Kinds;
 use crate::forward::CpuPass;
 use crate::forward::attention::MixerBuffers;
+use crate::forward::mixer::CpuMixer;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::weights::{DeltaWeights, Gates};
 use crate::simd::Floats;
@@ -16,43 +18,44 @@ pub struct DeltaBuffers {
     pub log_decay: Floats, // [rows, n_v_heads]
 }
 
-impl CpuPass<'_, '_> {
-    /// y = delta rule(h) of layer `l`
-    pub(super) fn gated_delta(
-        &mut self,
+impl CpuMixer for DeltaWeights {
+    /// y = delta rule(h)
+    fn mix(
+        &self,
+        pass: &mut CpuPass,
         l: usize,
-        w: &DeltaWeights,
         h: &[f32],
         m: &mut MixerBuffers,
         y: &mut Floats,
-    ) {
-        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
+    ) -> Result<()> {
+        let (model, cpu, n) = (pass.model, pass.cpu, pass.batch.n_rows());
         // q, k, v, the output's gate, beta and alpha
-        let matrices = [&w.qkv.weight, &w.z.weight].into_iter().chain(w.gates.matrices());
-        m.acts.fill(cpu, Kinds::of(matrices.map(|m| m.ty)), n, model.hyper.n_embd, h);
+        let inputs = [&self.qkv, &self.z].into_iter().chain(self.gates.linears());
+        let kinds = Kinds::of(inputs.map(|linear| linear.weight.ty));
+        m.acts.fill(cpu, kinds, n, model.hyper.n_embd, h);
         let d = &mut m.delta;
         cpu.products([
-            self.linear(&w.qkv, &m.acts, &mut d.qkv, n),
-            self.linear(&w.z, &m.acts, &mut m.gate, n),
+            pass.linear(&self.qkv, &m.acts, &mut d.qkv, n),
+            pass.linear(&self.z, &m.acts, &mut m.gate, n),
         ]);
         let [first, second] = &mut d.gates;
-        match &w.gates {
-            Gates::Mixed(both) => cpu.products([self.linear(both, &m.acts, first, n)]),
+        match &self.gates {
+            Gates::Mixed(both) => cpu.products([pass.linear(both, &m.acts, first, n)]),
             Gates::Apart { beta, alpha } => cpu.products([
-                self.linear(beta, &m.acts, first, n),
-                self.linear(alpha, &m.acts, second, n),
+                pass.linear(beta, &m.acts, first, n),
+                pass.linear(alpha, &m.acts, second, n),
             ]),
         }
-        d.split(w);
+        d.split(self);
         cpu.kernels.sigmoid(&mut d.beta);
-        cpu.log_decays(&mut d.log_decay, &w.dt, &w.a);
+        cpu.log_decays(&mut d.log_decay, &self.dt, &self.a);
         // convolution, recurrence: each text with its own state
-        let (channels, n_heads) = (w.shape.channels(), w.shape.n_v_heads);
+        let (channels, n_heads) = (self.shape.channels(), self.shape.n_v_heads);
         d.convolved.resize(d.qkv.len());
-        m.attended.resize(n * w.shape.value_width());
-        let conv = w.conv_form();
-        for (rows, segment) in self.batch.segments() {
-            let cache = &mut *self.caches[segment.session];
+        m.attended.resize(n * self.shape.value_width());
+        let conv = self.conv.form();
+        for (rows, segment) in pass.batch.segments() {
+            let cache = &mut *pass.caches[segment.session];
             let mut start = rows.start;
             while start < rows.end {
                 // A copy of the state may be wanted somewhere in between.
@@ -61,23 +64,24 @@ impl CpuPass<'_, '_> {
                 let qkv = rows_of(&d.qkv, &part, channels);
                 let convolved = rows_of_mut(&mut d.convolved, &part, channels);
                 let gates = [&d.log_decay, &d.beta].map(|gate| rows_of(gate, &part, n_heads));
-                let out = rows_of_mut(&mut m.attended, &part, w.shape.value_width());
+                let out = rows_of_mut(&mut m.attended, &part, self.shape.value_width());
                 let state = cache.state_mut(l);
                 cpu.short_conv(&conv, &mut state.past, qkv, convolved);
-                cpu.delta_rule(w.shape, convolved, gates.into(), &mut state.state, out);
+                cpu.delta_rule(self.shape, convolved, gates.into(), &mut state.state, out);
                 cache.note_state(l, n_past + part.len());
                 start = part.end;
             }
         }
         // norm, gate, output projection
         let eps = model.hyper.norm_eps;
-        if w.sigmoid_gate {
-            cpu.rms_norm_heads(&mut m.attended, &w.norm, eps);
+        if self.sigmoid_gate {
+            cpu.rms_norm_heads(&mut m.attended, &self.norm, eps);
             cpu.sigmoid_gated(&mut m.attended, &mut m.gate);
         } else {
-            cpu.rms_norm_gated(&mut m.attended, &w.norm, eps, &m.gate);
+            cpu.rms_norm_gated(&mut m.attended, &self.norm, eps, &m.gate);
         }
-        self.attention_output(&w.output, m, y);
+        pass.attention_output(&self.output, m, y);
+        Ok(())
     }
 }
 

@@ -19,6 +19,8 @@ pub struct IndexerBuffers {
     pub q: Floats,       // [rows, n_heads, dim]
     pub k: Floats,       // [rows, dim]
     pub normed: Floats,  // [rows, dim]
+    pub input: Floats,   // [rows, n_embd]
+    pub factors: Floats, // [rows, n_heads]
     pub weights: Floats, // [rows, n_heads]
     pub pool: PoolBuffers,
     scores: Vec<f32>,
@@ -52,8 +54,8 @@ impl CpuPass<'_, '_> {
         self.model.hyper.choosing_indexer(self.caches[0].n_ctx()).is_some()
     }
 
-    /// Appends the rows' keys to their texts' caches, and keeps the heads' weights, if positions
-    /// are chosen.
+    /// Appends the rows' keys to their texts' caches, and keeps the heads' weights and queries that
+    /// are made of the input, if positions are chosen.
     pub(super) fn indexer_keys(&mut self, l: usize, w: &Indexer, h: &[f32], m: &mut MixerBuffers) {
         if !self.chooses() {
             // States are noted all the same: whoever asks for them counts on all.
@@ -71,7 +73,14 @@ impl CpuPass<'_, '_> {
         i.normed.resize(i.k.len());
         let Some(params) = &model.hyper.indexer else { return };
         cpu.layer_norm_rows(&i.k, (weight, bias), params.key_eps, &mut i.normed);
-        cpu.rope(&mut i.normed, w.rope_shape(), &m.ropes.main);
+        if let Some(rope) = w.rope {
+            cpu.rope(&mut i.normed, rope, &m.ropes.main);
+        }
+        if let Some([weight, bias]) = &w.q_norm {
+            i.input.resize(h.len());
+            cpu.layer_norm_rows(h, (weight, bias), params.key_eps, &mut i.input);
+            self.product(&w.q, &i.input, &mut m.acts, &mut i.q);
+        }
         if let Some(pool) = &w.pool {
             return self.pool_keys(l, pool, h, m);
         }
@@ -83,20 +92,26 @@ impl CpuPass<'_, '_> {
 
     /// Chooses positions for all rows that do not see all, by queries that are there.
     pub(super) fn choose_positions(&mut self, l: usize, w: &Indexer, m: &mut MixerBuffers) {
-        self.choose(w.rope_shape(), |cache| cache.rows(l).1, m);
+        if let Some(factors) = &w.head_factors {
+            let MixerBuffers { ropes, acts, indexer: i, .. } = m;
+            self.multiply_heads(factors, ropes, acts, &mut i.factors, &mut i.q);
+        }
+        self.choose(w.rope, |cache| cache.rows(l).1, m);
     }
 
-    /// Chooses among a text's keys, which may be of blocks, by queries that turn so.
+    /// Chooses among a text's keys, which may be of blocks, by queries that turn so, if they do.
     pub(super) fn choose(
         &mut self,
-        shape: RopeShape,
+        shape: Option<RopeShape>,
         keys_of: impl Fn(&KvCache) -> Rows<'_>,
         m: &mut MixerBuffers,
     ) {
         let Some(params) = &self.model.hyper.indexer else { return };
         let (cpu, i) = (self.cpu, &mut m.indexer);
         let (n_heads, dim, block) = (params.n_heads, params.dim, params.block);
-        cpu.rope(&mut i.q, shape, &m.ropes.main);
+        if let Some(shape) = shape {
+            cpu.rope(&mut i.q, shape, &m.ropes.main);
+        }
         // Those of a row's own block are seen, too.
         i.width = params.n_all() + block - 1;
         i.chosen.resize(self.batch.n_rows() * i.width, 0);

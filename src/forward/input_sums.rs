@@ -47,12 +47,13 @@ impl Model {
         let of_file = |tensor: usize| self.gguf.tensors()[tensor].name.clone();
         let (gate, up, down) = match experts.tensors {
             ExpertTensors::Stacked { gate, up, down } => {
-                (gate.map(of_file), of_file(up), of_file(down))
+                (gate.map(of_file), of_file(up), Some(of_file(down)))
             }
-            ExpertTensors::Fused { gate_up, down } => (None, of_file(gate_up), of_file(down)),
+            ExpertTensors::Fused { gate_up, down } => (None, of_file(gate_up), Some(of_file(down))),
+            ExpertTensors::Single { tensor } => (None, of_file(tensor), None),
             ExpertTensors::GranuleMajor { .. } => {
                 let [gate, up, down] = stacked_names(l);
-                (Some(gate), up, down)
+                (Some(gate), up, Some(down))
             }
         };
         let (x, n) = (acts.view(TensorType::F32), experts.n_experts);
@@ -62,8 +63,10 @@ impl Model {
         };
         let read = pairs().map(|(e, pair)| (e, x.f32s(demand.inputs()[pair] as usize)));
         sums.add(&up, n, x.cols(), read);
-        let inner = pairs().map(|(e, pair)| (e, buffers.inner(pair)));
-        sums.add(&down, n, buffers.n_ff(), inner);
+        if let Some(down) = down {
+            let inner = pairs().map(|(e, pair)| (e, buffers.inner(pair)));
+            sums.add(&down, n, buffers.n_ff(), inner);
+        }
         if let Some(gate) = gate {
             sums.set_twin(&up, &gate);
         }

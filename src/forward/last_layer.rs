@@ -28,7 +28,7 @@ impl CpuPass<'_, '_> {
             && b.logit_rows.len() < self.batch.n_rows()
             && self.batch.segments().all(|(_, segment)| {
                 let session = segment.session;
-                self.observer.n_outputs(session) == 0 && self.observer.recorder(session).is_none()
+                self.outputs.n_outputs(session) == 0 && self.outputs.recorder(session).is_none()
             })
     }
 
@@ -54,7 +54,7 @@ impl CpuPass<'_, '_> {
             return Ok(());
         }
         let batch = &self.batch.wanted();
-        let (cpu, caches, observer) = (self.cpu, &mut *self.caches, &mut *self.observer);
-        CpuPass { model, cpu, batch, caches, observer }.behind_mixer(b, l)
+        let CpuPass { cpu, caches, outputs, rests, .. } = self;
+        CpuPass { model, cpu, batch, caches, outputs: *outputs, rests: *rests }.behind_mixer(b, l)
     }
 }

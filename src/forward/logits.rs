@@ -4,7 +4,7 @@ use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::linear::Product;
 use crate::forward::batch::LogitRow;
 use crate::forward::scratch::rows_of;
-use crate::forward::{CpuPass, Observer};
+use crate::forward::{CpuPass, Outputs};
 use crate::model::Model;
 use crate::simd::Kernels;
 
@@ -22,22 +22,22 @@ pub enum Logits<'a> {
 }
 
 impl CpuPass<'_, '_> {
-    /// x → normalised outputs h of the rows for which the observer wants them
+    /// x → normalised outputs h of the rows that are wanted
     pub(super) fn outputs(&mut self, x: &[f32], h: &mut [f32]) {
         let (model, n_embd) = (self.model, self.model.hyper.n_embd);
         for (rows, segment) in self.batch.segments() {
-            let n = self.observer.n_outputs(segment.session).min(rows.len());
+            let n = self.outputs.n_outputs(segment.session).min(rows.len());
             if n > 0 {
                 let position = segment.past + rows.len() - n;
                 let h = &mut h[..n * n_embd];
                 let x = rows_of(x, &(rows.end - n..rows.end), n_embd);
                 model.norm(self.cpu, &model.weights.output_norm, x, h);
-                self.observer.outputs(segment.session, position, h);
+                self.outputs.outputs(segment.session, position, h);
             }
         }
     }
 
-    /// x → logits of `rows`, to the observer
+    /// x → logits of `rows`, handed on
     pub(super) fn logits(
         &mut self,
         rows: &[LogitRow],
@@ -68,7 +68,7 @@ impl CpuPass<'_, '_> {
             let product = model.linear(head, acts, logits, n);
             cpu.products([Product { adapted, ..product }]);
             model.finish_logits(cpu.kernels, logits);
-            model.give_logits(logits, wanted, self.observer);
+            model.give_logits(logits, wanted, self.outputs);
         }
     }
 }
@@ -84,15 +84,15 @@ impl Model {
         }
     }
 
-    /// The logits of some rows, to the observer.
+    /// The logits of some rows, handed on.
     pub(super) fn give_logits(
         &self,
         logits: &mut [f32],
         rows: &[LogitRow],
-        observer: &mut dyn Observer,
+        outputs: &mut dyn Outputs,
     ) {
         for (logits, row) in logits.chunks_exact_mut(self.n_vocab()).zip(rows) {
-            observer.logits(row.session, row.token, Logits::All(logits));
+            outputs.logits(row.session, row.token, Logits::All(logits));
         }
     }
 }

@@ -38,7 +38,7 @@ impl CpuPass<'_, '_> {
         i.weights.resize(self.batch.n_rows() * params.n_heads);
         i.weights.fill(1.0);
         let shape = model.rope_shape(params.dim, model.hyper.rope_offset);
-        self.choose(shape, |cache| cache.rows(slot).0, m);
+        self.choose(Some(shape), |cache| cache.rows(slot).0, m);
     }
 
     fn store_means(&mut self, l: usize, w: &BlockIndexer, m: &mut MixerBuffers) {
@@ -84,7 +84,7 @@ impl CpuPass<'_, '_> {
         let (keys, values) = self.caches[session].rows(l);
         let positions = m.indexer.chosen_by(row);
         for head in 0..shape.n_head_kv {
-            self.observer.rest()?;
+            self.rests.rest()?;
             let rows = [keys.head(head), values.head(head)];
             let group = Group { row, head, rows, positions };
             m.blocks.seen.attend(self.cpu, shape, group, &m.q, &mut m.attended);

@@ -3,14 +3,15 @@
 //! cache has one row a position for all heads, and heads' own keys and values are never made.
 
 use crate::Result;
-use crate::backend::cpu::acts::Kinds;
+use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::attention::AttentionShape;
 use crate::forward::CpuPass;
-use crate::forward::attention::MixerBuffers;
+use crate::forward::attention::{MixerBuffers, RopeTables};
+use crate::forward::mixer::CpuMixer;
 use crate::forward::parts;
 use crate::forward::scratch::{rows_of, rows_of_mut};
 use crate::model::heads::LatentShape;
-use crate::model::weights::{LatentWeights, Query, Sees};
+use crate::model::weights::{LatentRow, LatentWeights, Linear, Query, Sees};
 use crate::simd::Floats;
 
 #[derive(Default)]
@@ -21,79 +22,111 @@ pub struct LatentBuffers {
     kv: Floats,         // [rows, rank + n_rot]
 }
 
-impl CpuPass<'_, '_> {
-    /// y = attention(h) of layer `l`
-    pub(super) fn latent_attention(
-        &mut self,
+impl CpuMixer for LatentWeights {
+    /// y = attention(h)
+    fn mix(
+        &self,
+        pass: &mut CpuPass,
         l: usize,
-        w: &LatentWeights,
         h: &[f32],
         m: &mut MixerBuffers,
         y: &mut Floats,
     ) -> Result<()> {
-        let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
-        let hyper = &model.hyper;
-        let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = w.shape;
-        let chooses = self.chooses();
-        if let Sees::Chosen(indexer) = &w.sees {
-            self.indexer_keys(l, indexer, h, m);
+        let (model, cpu, n) = (pass.model, pass.cpu, pass.batch.n_rows());
+        let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = self.shape;
+        let chooses = pass.chooses();
+        if let Sees::Chosen(indexer) = &self.sees {
+            pass.indexer_keys(l, indexer, h, m);
         }
-        if let Some(gate) = &w.gate {
-            self.product(gate, h, &mut m.acts, &mut m.gate);
+        if let Some(gate) = &self.gate {
+            pass.product(gate, h, &mut m.acts, &mut m.gate);
         }
-        self.latent_products(w, h, m);
-        // RoPE of the heads' last elements, and of the row's
-        let c = &mut m.latent;
-        if let Some(norm) = &w.k_norm {
-            for row in c.kv.chunks_exact_mut(rank + n_rot) {
-                cpu.rms_norm_heads(&mut row[rank..], norm, hyper.norm_eps);
+        pass.latent_products(self, h, m);
+        // RoPE of the heads' last elements
+        if self.rotates {
+            let shape = model.rope_shape(head_dim, head_dim - n_rot);
+            cpu.rope(&mut m.q, shape, m.ropes.of_layer(self.slides));
+        }
+        match &self.head_factors {
+            None => cpu.rope(&mut m.q, model.rope_shape(head_dim, 0), &m.ropes.temperature),
+            Some(factors) => {
+                let MixerBuffers { ropes, acts, factors: of_heads, q, .. } = m;
+                pass.multiply_heads(factors, ropes, acts, of_heads, q);
             }
         }
-        if w.rotates {
-            let (of_queries, table) =
-                (model.rope_shape(head_dim, head_dim - n_rot), m.ropes.of_layer(w.slides));
-            cpu.rope(&mut m.q, of_queries, table);
-            cpu.rope(&mut c.kv, model.rope_shape(rank + n_rot, rank), table);
-        }
-        cpu.rope(&mut m.q, model.rope_shape(head_dim, 0), &m.ropes.temperature);
-        // cache: the compressed part is normalised
-        c.compressed.copy_from(c.kv.chunks_exact(rank + n_rot).map(|row| &row[..rank]));
-        cpu.rms_norm_heads(&mut c.compressed, &w.kv_a_norm, hyper.norm_eps);
-        let rows = c.kv.chunks_exact_mut(rank + n_rot).zip(c.compressed.chunks_exact(rank));
-        rows.for_each(|(row, normed)| row[..rank].copy_from_slice(normed));
-        for (rows, segment) in self.batch.segments() {
-            let (latent, _) = self.caches[segment.session].rows_mut(l);
-            latent.store(cpu, rows_of(&c.kv, &rows, rank + n_rot), segment.past);
+        if let Some(row) = &self.row {
+            pass.store_latent(l, self, row, m);
         }
         // queries into the compressed space
-        let nope = head_dim - n_rot;
+        let (c, nope) = (&mut m.latent, head_dim - n_rot);
         c.nope.copy_from(m.q.chunks_exact(head_dim).map(|q| &q[..nope]));
         c.absorbed.resize(n * n_head * rank);
-        m.acts.fill(cpu, Kinds::of([w.k_b.all.ty]), n * n_head, nope, &c.nope);
-        self.head_products(&w.k_b, &m.acts, &mut c.absorbed);
+        m.acts.fill(cpu, Kinds::of([self.k_b.all.ty]), n * n_head, nope, &c.nope);
+        pass.head_products(&self.k_b, &m.acts, &mut c.absorbed);
         let heads = c.absorbed.chunks_exact(rank).zip(m.q.chunks_exact(head_dim));
         m.k.copy_from(heads.flat_map(|(absorbed, q)| [absorbed, &q[nope..]]));
         // attention among compressed rows, each text over its own cache
-        if let (Sees::Chosen(indexer), true) = (&w.sees, chooses) {
-            self.choose_positions(l, indexer, m);
+        if let (Sees::Chosen(indexer), true) = (&self.sees, chooses) {
+            pass.choose_positions(l, indexer, m);
         }
-        self.attend_latent(l, w, m)?;
+        pass.attend_latent(self, m)?;
         // heads' values
         m.attended.resize(n * n_head * head_dim_v);
-        m.acts.fill(cpu, Kinds::of([w.v_b.all.ty]), n * n_head, rank, &m.latent.absorbed);
-        self.head_products(&w.v_b, &m.acts, &mut m.attended);
-        if w.gate.is_some() {
+        m.acts.fill(cpu, Kinds::of([self.v_b.all.ty]), n * n_head, rank, &m.latent.absorbed);
+        pass.head_products(&self.v_b, &m.acts, &mut m.attended);
+        if self.gate.is_some() {
             cpu.kernels.sigmoid(&mut m.gate);
             let each = m.attended.len() / m.gate.len();
             let values = m.attended.chunks_exact_mut(each).zip(&m.gate[..]);
             values.for_each(|(values, gate)| values.iter_mut().for_each(|x| *x *= gate));
         }
-        self.attention_output(&w.output, m, y);
+        pass.attention_output(&self.output, m, y);
         Ok(())
+    }
+}
+
+impl CpuPass<'_, '_> {
+    /// x [rows, heads, dim] *= the heads' own factors of the rows' positions
+    pub(super) fn multiply_heads(
+        &self,
+        factors: &Linear,
+        ropes: &RopeTables,
+        acts: &mut ActSet,
+        of_heads: &mut Floats,
+        x: &mut [f32],
+    ) {
+        self.product(factors, ropes.temperature.turns().as_flattened(), acts, of_heads);
+        let dim = x.len() / of_heads.len();
+        let heads = x.chunks_exact_mut(dim).zip(&of_heads[..]);
+        heads.for_each(|(x, factor)| x.iter_mut().for_each(|x| *x *= factor));
+    }
+
+    /// RMSNorm and RoPE of the rows, → cache
+    fn store_latent(&mut self, l: usize, w: &LatentWeights, row: &LatentRow, m: &mut MixerBuffers) {
+        let (model, cpu, c) = (self.model, self.cpu, &mut m.latent);
+        let LatentShape { rank, n_rot, .. } = w.shape;
+        let (width, eps) = (rank + n_rot, model.hyper.norm_eps);
+        if let Some(norm) = &row.k_norm {
+            for row in c.kv.chunks_exact_mut(width) {
+                cpu.rms_norm_heads(&mut row[rank..], norm, eps);
+            }
+        }
+        if w.rotates {
+            cpu.rope(&mut c.kv, model.rope_shape(width, rank), m.ropes.of_layer(w.slides));
+        }
+        // The compressed part is normalised.
+        c.compressed.copy_from(c.kv.chunks_exact(width).map(|row| &row[..rank]));
+        cpu.rms_norm_heads(&mut c.compressed, &row.norm, eps);
+        let rows = c.kv.chunks_exact_mut(width).zip(c.compressed.chunks_exact(rank));
+        rows.for_each(|(row, normed)| row[..rank].copy_from_slice(normed));
+        for (rows, segment) in self.batch.segments() {
+            let (latent, _) = self.caches[segment.session].rows_mut(l);
+            latent.store(cpu, rows_of(&c.kv, &rows, width), segment.past);
+        }
     }
 
     /// Queries in `m.k` → `absorbed`, attention's output in the compressed space.
-    fn attend_latent(&mut self, l: usize, w: &LatentWeights, m: &mut MixerBuffers) -> Result<()> {
+    fn attend_latent(&mut self, w: &LatentWeights, m: &mut MixerBuffers) -> Result<()> {
         let (hyper, cpu) = (&self.model.hyper, self.cpu);
         let LatentShape { n_head, rank, n_rot, .. } = w.shape;
         let c = &mut m.latent;
@@ -110,7 +143,7 @@ impl CpuPass<'_, '_> {
                 sinks: w.sinks.as_deref(),
                 bias: None,
             };
-            let (latent, _) = self.caches[segment.session].rows(l);
+            let (latent, _) = self.caches[segment.session].rows(w.source);
             // Rows that see all positions, then those that see chosen ones.
             let dense = match (&w.sees, &hyper.indexer) {
                 (Sees::Chosen(_) | Sees::AsBefore, Some(indexer)) => {
@@ -121,9 +154,9 @@ impl CpuPass<'_, '_> {
             };
             let q = rows_of(&m.k, &dense, n_head * (rank + n_rot));
             let out = rows_of_mut(&mut c.absorbed, &dense, n_head * rank);
-            parts::attend(cpu, self.observer, shape, q, [latent, latent.narrow(rank)], out)?;
+            parts::attend(cpu, self.rests, shape, q, [latent, latent.narrow(rank)], out)?;
             for row in dense.end..rows.end {
-                self.observer.rest()?;
+                self.rests.rest()?;
                 let latent = m.indexer.seen_by(cpu, row, latent);
                 let q = rows_of(&m.k, &(row..row + 1), n_head * (rank + n_rot));
                 let out = rows_of_mut(&mut c.absorbed, &(row..row + 1), n_head * rank);
@@ -142,16 +175,18 @@ impl CpuPass<'_, '_> {
             Query::Direct(q) => q,
             Query::Compressed { a, .. } => a,
         };
-        let kinds = Kinds::of([first, &w.kv_a].map(|linear| linear.weight.ty));
+        let row = w.row.as_ref().map(|row| &row.a);
+        let kinds = Kinds::of([first].into_iter().chain(row).map(|linear| linear.weight.ty));
         m.acts.fill(cpu, kinds, n, model.hyper.n_embd, h);
         let into = match &w.query {
             Query::Direct(_) => &mut m.q,
             Query::Compressed { .. } => &mut c.compressed,
         };
-        cpu.products([
-            self.linear(first, &m.acts, into, n),
-            self.linear(&w.kv_a, &m.acts, &mut c.kv, n),
-        ]);
+        let first = self.linear(first, &m.acts, into, n);
+        match row {
+            Some(row) => cpu.products([first, self.linear(row, &m.acts, &mut c.kv, n)]),
+            None => cpu.products([first]),
+        }
         if let Query::Compressed { norm, b: second, .. } = &w.query {
             cpu.rms_norm_heads(&mut c.compressed, norm, model.hyper.norm_eps);
             let indexer = match &w.sees {

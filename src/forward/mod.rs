@@ -19,6 +19,7 @@ mod last_layer;
 mod layer_inputs;
 mod logits;
 mod mean_index;
+mod mixer;
 mod mla;
 mod moe;
 mod next_token;
@@ -30,6 +31,7 @@ pub mod record;
 mod recurrent;
 mod scratch;
 mod streams;
+mod values;
 
 pub use batch::{Batch, LogitRow, Segment, TopK, Want};
 pub use logits::Logits;
@@ -43,50 +45,22 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::linear::Product;
 use crate::forward::events::nanos_since;
-use crate::forward::gpu::Devices;
 use crate::forward::record::Recorder;
 use crate::model::Model;
 use crate::model::encoder::PositionParams;
 use crate::model::kv::KvCache;
-use crate::model::weights::{FfnWeights, Layer, Linear, Mixer, Norm, SubLayer};
+use crate::model::weights::{FfnWeights, Layer, Linear, Norm, SubLayer};
 use crate::simd::FloatBuffer;
 use crate::{model::descriptor, quant};
 use attention::RopeTables;
 use encoder_decoder::add_sinusoids;
+use mixer::on_cpu;
 use std::time::Instant;
 
-/// Told of a pass while it is computed.
-pub trait Observer {
+/// Receives what a pass computes, of each of its sessions.
+pub trait Outputs {
     /// Whoever records the routing of a session's rows.
     fn recorder(&mut self, session: usize) -> Option<&mut dyn Recorder>;
-
-    /// Called before layer `l`. An error ends the pass.
-    fn layer(&mut self, l: usize) -> Result<()>;
-
-    /// [`Observer::layer`] of a pass on devices, which other passes may use meanwhile.
-    fn layer_on(&mut self, l: usize, _devices: Devices<'_>) -> Result<()> {
-        self.layer(l)
-    }
-
-    /// Whether `layer_on` may let other passes use the devices.
-    fn lends_devices(&self) -> bool {
-        false
-    }
-
-    /// Called between the parts of a layer. An error ends the pass.
-    fn rest(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Multiplications of a part.
-    fn part_work(&self) -> usize {
-        PART_WORK
-    }
-
-    /// Whether other passes are computed in a rest.
-    fn has_others(&self) -> bool {
-        false
-    }
 
     /// A layer needs `n` different experts for all rows.
     fn experts(&mut self, _n: usize) {}
@@ -105,6 +79,35 @@ pub trait Observer {
     fn logits(&mut self, session: usize, token: usize, logits: Logits<'_>);
 }
 
+/// Says how a pass rests: between layers and between parts of them, where it may end early and
+/// others may be computed.
+pub trait Rests {
+    /// Called before layer `l`. An error ends the pass.
+    fn layer(&mut self, _l: usize) -> Result<()> {
+        self.rest()
+    }
+
+    /// Called between the parts of a layer. An error ends the pass.
+    fn rest(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Multiplications of a part.
+    fn part_work(&self) -> usize {
+        PART_WORK
+    }
+
+    /// Whether other passes are computed in a rest.
+    fn has_others(&self) -> bool {
+        false
+    }
+}
+
+/// Rests in which nothing happens.
+pub struct NoRests;
+
+impl Rests for NoRests {}
+
 /// One forward pass on the CPU: what its stages share. A stage is a method that takes the buffers
 /// it reads and writes.
 pub(super) struct CpuPass<'a, 'c> {
@@ -113,12 +116,13 @@ pub(super) struct CpuPass<'a, 'c> {
     pub batch: &'a Batch,
     /// Indexed by `Segment::session`.
     pub caches: &'a mut [&'c mut KvCache],
-    pub observer: &'a mut dyn Observer,
+    pub outputs: &'a mut dyn Outputs,
+    pub rests: &'a mut dyn Rests,
 }
 
 impl Model {
     /// Computes a batch: appends its tokens to their texts' caches, of which `caches` has one for
-    /// each session, and hands the wanted logits to `observer`. With an encoder–decoder model this
+    /// each session, and hands the wanted logits to `outputs`. With an encoder–decoder model this
     /// is the decoder; [`Model::encode`] has read the source texts. After an error some layers may
     /// have seen the tokens and others not.
     pub fn forward(
@@ -127,15 +131,16 @@ impl Model {
         batch: &Batch,
         caches: &mut [&mut KvCache],
         b: &mut Buffers,
-        observer: &mut dyn Observer,
+        outputs: &mut dyn Outputs,
+        rests: &mut dyn Rests,
     ) -> Result<()> {
-        let mut pass = CpuPass { model: self, cpu, batch, caches, observer };
+        let mut pass = CpuPass { model: self, cpu, batch, caches, outputs, rests };
         pass.begin(b);
         // Steps of decode, which may run while a prompt's pass rests, leave its prefetch alone.
         let has_prompt = batch.decode_rows().len() < batch.n_rows();
         let _prefetch = has_prompt.then(|| self.hierarchy.prefetch_guard());
         for l in self.hyper.decoder_layers() {
-            pass.observer.layer(l)?;
+            pass.rests.layer(l)?;
             let is_last = l + 1 == self.hyper.n_layers;
             match self.hyper.encoder {
                 None if is_last && pass.leaves_rows_out(b) => pass.last_layer(b, l)?,
@@ -164,7 +169,7 @@ impl CpuPass<'_, '_> {
         self.fill_layer_inputs(&b.x, &mut b.inputs);
         self.fill_positions(&mut b.mixer.ropes, &mut b.x);
         model.publish_start(self.batch, &b.x, &mut b.events);
-        model.record_start(self.batch, &b.x, self.observer);
+        model.record_start(self.batch, &b.x, self.outputs);
         b.h.resize(n * model.hyper.n_embd, 0.0);
         b.y.resize(n * model.hyper.n_embd);
         b.logit_rows.clear();
@@ -235,29 +240,15 @@ impl CpuPass<'_, '_> {
     /// x += attention(norm(x)), or another mixer
     fn mix(&mut self, b: &mut Buffers, l: usize, layer: &Layer) -> Result<()> {
         let (model, cpu) = (self.model, self.cpu);
-        if matches!(layer.mixer, Mixer::None) {
-            return Ok(());
-        }
+        let Some(mixer) = on_cpu(&layer.mixer) else { return Ok(()) };
         self.begin_streams(l, &b.x, &mut b.streams);
         if let Some(ngrams) = &layer.ngrams {
-            self.add_ngrams(l, ngrams, &mut b.ngrams, &mut b.streams.all);
+            self.add_ngrams(l, ngrams, &mut b.ngrams, &mut b.streams.all)?;
         }
         self.read_streams(l, SubLayer::Mixer, &mut b.streams, &mut b.x);
         model.norm(cpu, &layer.norm, &b.x, &mut b.h);
-        match &layer.mixer {
-            Mixer::None => {}
-            Mixer::Attention(w) => self.attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
-            Mixer::Latent(w) => self.latent_attention(l, w, &b.h, &mut b.mixer, &mut b.y)?,
-            Mixer::Compressed(w) => {
-                self.compressed_attention(l, w, &b.h, &mut b.mixer, &mut b.y)?;
-            }
-            Mixer::Delta(w) => self.gated_delta(l, w, &b.h, &mut b.mixer, &mut b.y),
-            Mixer::Kda(w) => self.kda(l, w, &b.h, &mut b.mixer, &mut b.y),
-            Mixer::ShortConv(w) => self.short_conv(l, w, &b.h, &mut b.mixer, &mut b.y),
-            Mixer::Mamba(w) => self.mamba(l, w, &b.h, &mut b.mixer, &mut b.y),
-            Mixer::Mamba2(w) => self.mamba2(l, w, &b.h, &mut b.mixer, &mut b.y),
-            Mixer::Lightning(w) => self.lightning(l, w, &b.h, &mut b.mixer, &mut b.y),
-        }
+        self.make_values(b, l)?;
+        mixer.mix(self, l, &b.h, &mut b.mixer, &mut b.y)?;
         if layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before) {
             b.before.clone_from(&b.x);
         }
@@ -291,12 +282,12 @@ impl CpuPass<'_, '_> {
         }
         let input = if ffn.sees_before { &b.before } else { &b.x };
         model.norm(cpu, &ffn.norm, input, &mut b.h);
-        self.observer.rest()?;
+        self.rests.rest()?;
         b.ffn.acts.fill(cpu, Kinds::of(ffn.inputs()), n, hyper.n_embd, &b.h);
         if !ffn.routes_stream && ffn.router_norm().is_none() {
             self.route(&ffn.gate, &mut b.ffn);
         }
-        model.record_routed(cpu, self.batch, l, &mut b.routing(), self.observer);
+        model.record_routed(cpu, self.batch, l, &mut b.routing(), self.outputs);
 
         // routed experts and shared expert, residual
         self.experts(l, ffn, [&b.x, &b.h], &mut b.ffn, &mut b.events, &mut b.y)?;
@@ -360,10 +351,18 @@ impl Model {
     }
 
     pub(super) fn norm(&self, cpu: &Cpu, norm: &Norm, x: &[f32], out: &mut [f32]) {
-        let eps = self.hyper.norm_eps;
+        let eps = norm.eps;
         match norm.kind {
             descriptor::Norm::Rms => cpu.rms_norm_rows(x, &norm.weight, eps, out),
+            descriptor::Norm::GroupedRms => {
+                out.copy_from_slice(x);
+                cpu.rms_norm_groups(out, &norm.weight, self.hyper.norm_groups, eps);
+            }
             descriptor::Norm::Layer => cpu.layer_norm_rows(x, (&norm.weight, &norm.bias), eps, out),
+            descriptor::Norm::ScaledRms => {
+                out.copy_from_slice(x);
+                cpu.scaled_rms_norm_rows(out, &norm.weight, eps);
+            }
             descriptor::Norm::None => out.copy_from_slice(x),
         }
     }

@@ -4,14 +4,14 @@ use crate::Result;
 use crate::backend::cpu::acts::{ActSet, Kinds};
 use crate::backend::cpu::expert::{ExpertBuffers, GranuleMats};
 use crate::backend::cpu::linear::Product;
-use crate::backend::ops::{Demand, ExpertForm, ExpertShape, Route};
+use crate::backend::ops::{Choice, Demand, ExpertForm, ExpertShape, Route};
 use crate::cancel::Cancel;
 use crate::experts::peers::Remote;
 use crate::experts::{Access, Acquisition, ExpertStore, LayerPart, Resident, prefetch_pays};
 use crate::forward::events::{EventBuffers, Routing, nanos_since};
 use crate::forward::{Batch, Buffers, CpuPass, parts};
 use crate::model::Model;
-use crate::model::weights::{DenseBranch, FfnWeights, Gate, OnlyScales, SharedExpert};
+use crate::model::weights::{DenseBranch, FfnWeights, Gate, OnlyScales, Router, SharedExpert};
 use crate::simd::{Floats, MatRef};
 use std::ops::Range;
 use std::time::Instant;
@@ -71,27 +71,39 @@ fn emptied<'a>(mut list: Vec<GranuleMats>) -> Vec<GranuleMats<'a>> {
 impl CpuPass<'_, '_> {
     /// The forms of h that the router reads → its choice for each row
     pub(super) fn route(&self, gate: &Gate, f: &mut FfnBuffers) {
+        match gate {
+            Gate::Dense(weight) => f.route.dense(self.batch.n_rows(), *weight),
+            Gate::Router(router) => {
+                let routing = &self.model.hyper.routing;
+                self.route_by(router, [routing.n_experts, routing.k], &routing.choice, f);
+            }
+        }
+    }
+
+    /// `route` by a router of `n_experts`, of which a token uses `k`.
+    pub(super) fn route_by(
+        &self,
+        router: &Router,
+        [n_experts, k]: [usize; 2],
+        choice: &Choice,
+        f: &mut FfnBuffers,
+    ) {
         let (model, n) = (self.model, self.batch.n_rows());
         let FfnBuffers { acts, route, .. } = f;
-        let router = match gate {
-            Gate::Router(router) => router,
-            Gate::Dense(weight) => return route.dense(n, *weight),
-        };
-        let routing = &model.hyper.routing;
-        (route.n_experts, route.k) = (routing.n_experts, routing.k);
+        (route.n_experts, route.k) = (n_experts, k);
         self.cpu.products([self.linear(&router.logits, acts, &mut route.probs, n)]);
         match &router.fixed {
-            None => self.cpu.route(route, &routing.choice, router.choice_bias.as_deref()),
+            None => self.cpu.route(route, choice, router.choice_bias.as_deref()),
             Some(fixed) => {
-                let (tokens, k) = (self.batch.tokens(), routing.k);
+                let tokens = self.batch.tokens();
                 let of_token = |t: usize| &fixed[tokens[t] as usize * k..][..k];
-                self.cpu.route_to(route, &routing.choice, of_token);
+                self.cpu.route_to(route, choice, of_token);
             }
         }
         if let Some(scales) = &router.scales {
             route.scale_weights(scales);
         }
-        if let Some(capacity) = routing.capacity {
+        if let Some(capacity) = model.hyper.routing.capacity {
             // By definition it counts the tokens of one text.
             self.batch.segments().for_each(|(rows, _)| route.limit(&rows, capacity));
         }
@@ -110,7 +122,7 @@ impl CpuPass<'_, '_> {
     ) -> Result<()> {
         let result = self.acquire_and_compute(l, ffn, [x, h], f, e, y);
         if matches!(ffn.gate, Gate::Router(_)) {
-            self.observer.experts(f.demand.experts.len());
+            self.outputs.experts(f.demand.experts.len());
         }
         self.model.experts_of(&ffn.gate).release(&mut f.work);
         result
@@ -170,7 +182,7 @@ impl CpuPass<'_, '_> {
         self.compute_part(l, ffn, f, e)?;
         while part.end < f.order.len() {
             model.experts_of(&ffn.gate).release(&mut f.work);
-            self.observer.rest()?;
+            self.rests.rest()?;
             part = self.next_part(ffn, f, part.end);
             self.acquire_part(l, ffn, &part, f);
             self.compute_part(l, ffn, f, e)?;
@@ -194,6 +206,9 @@ impl CpuPass<'_, '_> {
         y: &mut Floats,
     ) -> Result<()> {
         let start = Instant::now();
+        if let Some(norm) = &ffn.result_norm {
+            self.cpu.scaled_rms_norm_rows(f.expert.results(), &norm.weight, norm.eps);
+        }
         match &ffn.latent {
             None => self.cpu.ordered_sum(&f.demand, &f.route.weights, &f.expert, y),
             Some(latent) => self.widen(latent, f, y),
@@ -227,7 +242,7 @@ impl CpuPass<'_, '_> {
     fn has_parts(&self, ffn: &FfnWeights, demand: &Demand) -> bool {
         let is_streamed = self.model.experts_of(&ffn.gate).is_streamed();
         let is_prompt = access(self.batch, demand) == Access::Prompt;
-        is_prompt && (self.observer.has_others() || !is_streamed)
+        is_prompt && (self.rests.has_others() || !is_streamed)
     }
 
     /// The experts, as indices of their order from `start` on, that are acquired together.
@@ -235,7 +250,7 @@ impl CpuPass<'_, '_> {
         if !self.has_parts(ffn, &f.demand) || f.order.is_empty() {
             return start..f.order.len();
         }
-        let work = self.observer.part_work();
+        let work = self.rests.part_work();
         parts::experts_of_a_part(&f.demand, &f.order, &ffn.expert, work, start)
     }
 
@@ -249,9 +264,12 @@ impl CpuPass<'_, '_> {
         let (store, order) = (self.model.experts_of(&ffn.gate), &f.order);
         let access = access_of(self.batch, &f.demand, &order[part.clone()]);
         let part = LayerPart { experts: &order[part.clone()], later: &order[part.end..] };
-        store.acquire_part(l, part, access, &mut f.work);
+        // Of dense layers there is a store by layer.
+        let is_routed = matches!(ffn.gate, Gate::Router(_));
+        let number = if is_routed { self.model.hyper.tier_layer(l) } else { l };
+        store.acquire_part(number, part, access, &mut f.work);
         if access.has_prompt() && part.later.is_empty() {
-            self.model.prefetch_after(l, f.demand.experts.len());
+            self.model.prefetch_after(self.model.hyper.tier_layer(l), f.demand.experts.len());
         }
     }
 
@@ -387,15 +405,18 @@ fn access_of(batch: &Batch, demand: &Demand, experts: &[u32]) -> Access {
 }
 
 impl Model {
-    /// Prefetches the next layer's experts if a prompt that uses `n_chosen` of layer `l`'s will
-    /// use most of them.
-    pub(super) fn prefetch_after(&self, l: usize, n_chosen: usize) {
-        let n_experts = self.hyper.routing.n_experts;
-        let n_encoder = self.hyper.n_encoder_layers();
+    /// Prefetches the experts of the next number in the tiers if a prompt that uses `n_chosen` of
+    /// this one's will use most of them.
+    pub(super) fn prefetch_after(&self, number: usize, n_chosen: usize) {
+        let (hyper, weights) = (&self.hyper, &self.weights);
+        let experts = weights.in_tier(hyper, number);
+        let n_experts = experts.map_or(hyper.routing.n_experts, |experts| experts.n_experts);
+        let n_encoder = hyper.n_encoder_layers();
         // The decoder's tokens are others.
-        let end = if l < n_encoder { n_encoder } else { self.weights.layers.len() };
-        let mut behind = l + 1..end;
-        let next = behind.find(|l| self.weights.routed[*l].is_some());
+        let end =
+            if hyper.layer_in_tier(number).0 < n_encoder { n_encoder } else { hyper.n_layers };
+        let mut behind = number + 1..hyper.tier_layer(end - 1) + 1;
+        let next = behind.find(|number| weights.in_tier(hyper, *number).is_some());
         match next.filter(|_| prefetch_pays(n_chosen, n_experts)) {
             Some(next) => self.hierarchy.prefetch_layer(next),
             None => self.hierarchy.cancel_layer_prefetch(),

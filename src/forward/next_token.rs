@@ -6,7 +6,7 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::forward::scratch::rows_of;
-use crate::forward::{Batch, Buffers, CpuPass, Logits, Observer, Segment, Want, record};
+use crate::forward::{Batch, Buffers, CpuPass, Logits, NoRests, Outputs, Segment, Want, record};
 use crate::model::kv::KvCache;
 use crate::model::next_token::NextTokenHead;
 use crate::policy::{Phase, Timing};
@@ -84,9 +84,8 @@ impl NextTokenHead {
         b.events.timing = Timing::default();
 
         // layer
-        let mut observer = NoObserver;
         let caches = &mut [cache];
-        CpuPass { model, cpu, batch, caches, observer: &mut observer }.layer(b, 0)
+        CpuPass { model, cpu, batch, caches, outputs: &mut Drafts, rests: &mut NoRests }.layer(b, 0)
     }
 }
 
@@ -97,16 +96,12 @@ impl Buffers {
     }
 }
 
-/// Hears of drafts, which concern no policy and no request.
-struct NoObserver;
+/// Outputs of drafts, which concern no policy and no request.
+struct Drafts;
 
-impl Observer for NoObserver {
+impl Outputs for Drafts {
     fn recorder(&mut self, _session: usize) -> Option<&mut dyn record::Recorder> {
         None
-    }
-
-    fn layer(&mut self, _l: usize) -> Result<()> {
-        Ok(())
     }
 
     fn logits(&mut self, _session: usize, _token: usize, _logits: Logits<'_>) {}

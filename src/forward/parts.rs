@@ -6,7 +6,7 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::attention::AttentionShape;
 use crate::backend::ops::{Demand, ExpertShape, Rows};
-use crate::forward::Observer;
+use crate::forward::Rests;
 use std::ops::Range;
 
 /// Multiplications of a part: some 10 ms of two cores, beside which the threads' meeting at its end
@@ -16,7 +16,7 @@ pub const PART_WORK: usize = 1 << 31;
 /// [`Cpu::attention`] with rests.
 pub(super) fn attend(
     cpu: &Cpu,
-    observer: &mut dyn Observer,
+    rests: &mut dyn Rests,
     shape: AttentionShape<'_>,
     q: &[f32],
     [k, v]: [Rows<'_>; 2],
@@ -26,11 +26,11 @@ pub(super) fn attend(
     let n_tokens = q.len() / q_width;
     let n_seen = shape.all.unwrap_or(shape.first + n_tokens);
     let n_seen = n_seen.min(shape.window.or(shape.chunk).unwrap_or(n_seen)).max(1);
-    let n = observer.part_work() / (shape.n_head * (k.dim + v.dim) * n_seen);
+    let n = rests.part_work() / (shape.n_head * (k.dim + v.dim) * n_seen);
     // A power of two, so that parts are whole blocks of queries.
     let n = 1 << n.max(1).ilog2();
     for start in (0..n_tokens).step_by(n) {
-        observer.rest()?;
+        rests.rest()?;
         let part = start..n_tokens.min(start + n);
         let shape = AttentionShape { first: shape.first + start, ..shape };
         let q = &q[part.start * q_width..part.end * q_width];

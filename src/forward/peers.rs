@@ -27,7 +27,7 @@ impl CpuPass<'_, '_> {
         let FfnBuffers { demand, order, remote, n_own_misses, .. } = f;
         let host = self.model.hierarchy.host();
         let layer = Layer {
-            index: l,
+            index: self.model.hyper.tier_layer(l),
             n_embd: ffn.expert.n_embd,
             is_prompt: moe::access(self.batch, demand) == Access::Prompt,
             is_here: &|expert| host.is_whole(expert),
@@ -53,7 +53,7 @@ impl CpuPass<'_, '_> {
             sent.iter().for_each(|row| acts.pack(kinds, *row as usize, packed));
             let request = Request {
                 key: peers.key(),
-                layer: l as u32,
+                layer: self.model.hyper.tier_layer(l) as u32,
                 is_prompt,
                 n_rows: sent.len(),
                 groups,
@@ -169,7 +169,8 @@ impl Model {
         if request.key != *key {
             return wrong("is for another model, or for another version of moeba".into());
         }
-        let layer = self.weights.layers.get(request.layer as usize);
+        let (layer, is_of_values) = self.hyper.layer_in_tier(request.layer as usize);
+        let layer = self.weights.layers.get(layer).filter(|_| !is_of_values);
         let ffn = layer.and_then(|layer| layer.ffn.as_ref());
         let Some(ffn) = ffn.filter(|ffn| matches!(ffn.gate, Gate::Router(_))) else {
             return wrong(format!("names layer {}, which has no experts", request.layer));
@@ -203,7 +204,7 @@ impl Model {
         let hierarchy = &self.hierarchy;
         if request.layer <= b.last_layer {
             let phase = Phase::Decode;
-            let begins = Event::IterationStart { request: 0, phase, embedding: &[] };
+            let begins = Event::IterationStart { request: 0, phase, token: None, embedding: &[] };
             hierarchy.publish_to_evictions(&begins);
         }
         b.last_layer = request.layer;

@@ -5,7 +5,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::ops::RouteRows;
 use crate::forward::events::Routing;
 use crate::forward::scratch::rows_of;
-use crate::forward::{Batch, Observer};
+use crate::forward::{Batch, Outputs};
 use crate::model::Model;
 use crate::model::weights::Gate;
 
@@ -31,9 +31,9 @@ pub trait Recorder {
 
 impl Model {
     /// Hands the embeddings `x` to recorders.
-    pub(super) fn record_start(&self, batch: &Batch, x: &[f32], observer: &mut dyn Observer) {
+    pub(super) fn record_start(&self, batch: &Batch, x: &[f32], outputs: &mut dyn Outputs) {
         for (rows, segment) in batch.segments() {
-            if let Some(recorder) = observer.recorder(segment.session) {
+            if let Some(recorder) = outputs.recorder(segment.session) {
                 let embeddings = rows_of(x, &rows, self.hyper.n_embd);
                 recorder.pass(&batch.tokens()[rows], embeddings);
             }
@@ -47,10 +47,10 @@ impl Model {
         batch: &Batch,
         l: usize,
         routing: &mut Routing<'_>,
-        observer: &mut dyn Observer,
+        outputs: &mut dyn Outputs,
     ) {
         for (rows, segment) in batch.segments() {
-            let Some(recorder) = observer.recorder(segment.session) else { continue };
+            let Some(recorder) = outputs.recorder(segment.session) else { continue };
             let hidden = rows_of(routing.h, &rows, self.hyper.n_embd);
             recorder.routed(l, routing.route.rows(&rows), hidden);
             if !self.has_router(l) || rows.len() > 1 {

@@ -9,9 +9,11 @@ use crate::simd::Floats;
 #[derive(Default)]
 pub struct StreamBuffers {
     pub all: Floats,    // [rows, n, n_embd], or [rows, n_embd] of the present one
+    ones: Vec<f32>,     // the weight of the streams' norm
     normed: Floats,     // as `all`
     acts: ActSet,       // the normed ones in the form that mixes read
     mixes: Floats,      // [rows, mixes], as weights
+    lagging: Floats,    // [rows, n], weights by which the next part reads
     pub kept: Vec<f32>, // [kept, rows, n_embd]
     gates: Floats,      // as `all`
     low: [Floats; 2],   // [rows, what gates are made of]
@@ -28,6 +30,10 @@ impl CpuPass<'_, '_> {
         if let Some(params) = hyper.streams.filter(|_| is_first && is_many) {
             let rows = x.chunks_exact(hyper.n_embd);
             s.all.copy_from(rows.flat_map(|x| std::iter::repeat_n(x, params.n)));
+            // The first part reads the first stream.
+            s.lagging.resize(self.batch.n_rows() * params.n);
+            let weights = s.lagging.iter_mut().enumerate();
+            weights.for_each(|(i, w)| *w = if i % params.n == 0 { 1.0 } else { 0.0 });
         }
     }
 
@@ -42,7 +48,8 @@ impl CpuPass<'_, '_> {
         let model = self.model;
         let is_first = l == model.hyper.decoder_layers().start && part == SubLayer::Mixer;
         match &model.weights.layers[l].streams[part as usize] {
-            Streams::One | Streams::Mean => {}
+            Streams::One | Streams::Averaged { .. } | Streams::Weighed { .. } => {}
+            Streams::Mean | Streams::Lagging => {}
             Streams::Hyper(connection) => self.join(connection, s, x),
             Streams::Gated(connection) => self.join_gated(connection, s, x),
             Streams::Kept(score) => {
@@ -69,13 +76,18 @@ impl CpuPass<'_, '_> {
         let (model, cpu, n) = (self.model, self.cpu, self.batch.n_rows());
         let (mixes, mixing) = (&connection.mixes, connection.mixing());
         s.normed.resize(s.all.len());
-        cpu.rms_norm_rows(&s.all, &connection.ones, model.hyper.norm_eps, &mut s.normed);
+        s.ones.resize(mixes.weight.cols, 1.0);
+        cpu.rms_norm_rows(&s.all, &s.ones, model.hyper.norm_eps, &mut s.normed);
         let acts = &mut s.acts;
         acts.fill(cpu, Kinds::of([mixes.weight.ty]), n, mixes.weight.cols, &s.normed);
         cpu.products([model.linear(mixes, acts, &mut s.mixes, n)]);
         let width = mixing.width();
         s.mixes.chunks_exact_mut(width).for_each(|mixes| cpu.stream_weights(&mixing, mixes));
-        cpu.join_streams(&s.all, &s.mixes, [mixing.n, width], x);
+        if !connection.params.lags {
+            return cpu.join_streams(&s.all, &s.mixes, [mixing.n, width], x);
+        }
+        cpu.join_streams(&s.all, &s.lagging, [mixing.n, mixing.n], x);
+        s.lagging.copy_from(s.mixes.chunks_exact(width).map(|mixes| &mixes[..mixing.n]));
     }
 
     /// x = the mean of what gates leave of the streams' norms
@@ -115,9 +127,23 @@ impl CpuPass<'_, '_> {
     ) {
         let layer = &self.model.weights.layers[l];
         match &layer.streams[part as usize] {
-            Streams::One | Streams::Mean => {
+            Streams::One | Streams::Mean | Streams::Lagging => {
                 let (norm, scale) = layer.post(part);
                 self.model.add_to_stream(self.cpu, norm, scale, [y, h], x);
+            }
+            Streams::Averaged { stream, part: factor } => {
+                x.iter_mut().for_each(|x| *x *= stream);
+                self.model.norm(self.cpu, layer.norm_behind(part), y, h);
+                self.cpu.add_scaled(x, *factor, h);
+            }
+            Streams::Weighed { stream, part: factors } => {
+                self.model.norm(self.cpu, layer.norm_behind(part), y, h);
+                let rows = x.chunks_exact_mut(stream.len()).zip(h.chunks_exact(stream.len()));
+                for (x, h) in rows {
+                    let factors = stream.iter().zip(factors);
+                    let both = x.iter_mut().zip(h).zip(factors);
+                    both.for_each(|((x, h), (stream, part))| *x = *x * stream + h * part);
+                }
             }
             Streams::Hyper(connection) => {
                 self.cpu.feed_streams(&connection.mixing(), &s.mixes, y, &mut s.all);
@@ -134,9 +160,13 @@ impl CpuPass<'_, '_> {
             return;
         }
         match &model.weights.last_streams {
-            Streams::One => {}
+            Streams::One | Streams::Averaged { .. } | Streams::Weighed { .. } => {}
             Streams::Hyper(connection) => self.join(connection, s, x),
             Streams::Gated(connection) => self.join_gated(connection, s, x),
+            Streams::Lagging => {
+                let n = s.all.len() / x.len();
+                self.cpu.join_streams(&s.all, &s.lagging, [n, n], x);
+            }
             Streams::Mean => {
                 let n = s.all.len() / x.len();
                 s.mixes.resize(x.len() / model.hyper.n_embd * n);

@@ -16,6 +16,8 @@ enum Field {
     F64,
     /// An exponent alone; 255 is NaN.
     E8M0,
+    /// Eight bits without infinities; all ones but for the sign are NaN.
+    E4M3,
     /// An f16 in the top four bits of four 16-bit words.
     Spread,
 }
@@ -29,6 +31,9 @@ impl Field {
             Field::F64 => LE::read_f64(bytes),
             Field::E8M0 if bytes[0] == u8::MAX => f64::NAN,
             Field::E8M0 => f64::from(bytes[0]) - 127.0,
+            Field::E4M3 if bytes[0] & 0x7f == 0x7f => f64::NAN,
+            // Every other number is finite.
+            Field::E4M3 => 0.0,
             Field::Spread => {
                 let top = |i: usize| LE::read_u16(&bytes[2 * i..]) >> 12;
                 f16::from_bits(top(0) | top(1) << 4 | top(2) << 8 | top(3) << 12).into()
@@ -46,7 +51,7 @@ fn fields(ty: T) -> &'static [(usize, Field)] {
         T::F16 => &[(0, F16)],
         T::BF16 => &[(0, BF16)],
         T::F64 => &[(0, F64)],
-        T::Q4_0 | T::Q5_0 | T::Q8_0 | T::IQ4_NL => &[(0, F16)],
+        T::Q1_0 | T::Q2_0 | T::Q4_0 | T::Q5_0 | T::Q8_0 | T::IQ4_NL => &[(0, F16)],
         T::Q4_1 | T::Q5_1 | T::Q8_1 | T::Q4_K | T::Q5_K => &[(0, F16), (2, F16)],
         T::Q2_K => &[(80, F16), (82, F16)],
         T::Q3_K => &[(108, F16)],
@@ -58,6 +63,7 @@ fn fields(ty: T) -> &'static [(usize, Field)] {
         T::TQ1_0 => &[(52, F16)],
         T::TQ2_0 => &[(64, F16)],
         T::MXFP4 => &[(0, E8M0)],
+        T::F8_E4M3 => &[(0, E4M3)],
         T::I8 | T::I16 | T::I32 | T::I64 | T::NVFP4 => &[],
     }
 }

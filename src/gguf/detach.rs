@@ -48,7 +48,9 @@ impl Gguf {
         };
         for (shard, runs) in self.shards_mut().iter_mut().zip(runs) {
             let memory = read_runs(shard, &runs, &mut more)?;
-            shard.replace_map(memory, runs);
+            shard.replace_map(memory, runs.clone());
+            // What the map kept in the page cache, now that the map is gone.
+            runs.iter().for_each(|run| forget(shard.file(), run));
         }
         Ok(self)
     }
@@ -102,9 +104,4 @@ fn forget(file: &File, range: &Range<usize>) {
     let (start, end) = (range.start / 4096 * 4096, range.end.next_multiple_of(4096));
     let len = NonZeroU64::new((end - start) as u64);
     let _ = fadvise(file, start as u64, len, FileAdvice::DontNeed);
-}
-
-/// Drops what the shard's own map kept in the page cache, once that is gone.
-pub(super) fn forget_all(shard: &Shard, runs: &[Range<usize>]) {
-    runs.iter().for_each(|run| forget(shard.file(), run));
 }

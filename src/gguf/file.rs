@@ -1,6 +1,5 @@
 //! A GGUF file on disk, mapped: one file, or all the shards of a split one.
 
-use super::detach;
 use super::header::{Header, Metadata, TensorInfo};
 use super::lost_pages::Known;
 use super::overrides::Override;
@@ -10,11 +9,13 @@ use crate::error::sentence;
 use crate::{Error, Result};
 use memmap2::{Mmap, MmapOptions};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// One file of a model.
 #[derive(Debug)]
@@ -53,10 +54,10 @@ impl Shard {
         &self.map
     }
 
-    /// Lets pages of the map that are read from now on come two MiB at a time, where the file
-    /// system can do that. Elsewhere nothing changes.
-    pub fn use_huge_pages(&self) {
-        let _ = self.map.advise(memmap2::Advice::HugePage);
+    /// Lets pages of a range of the map that are read from now on come two MiB at a time, where the
+    /// file system can do that. Elsewhere nothing changes.
+    pub fn use_huge_pages(&self, range: &Range<usize>) {
+        let _ = self.map.advise_range(memmap2::Advice::HugePage, range.start, range.len());
     }
 
     pub(super) fn header_bytes(&self) -> usize {
@@ -68,7 +69,6 @@ impl Shard {
         assert_eq!(memory.len(), self.map.len());
         self.known = Known::none();
         self.map = memory;
-        detach::forget_all(self, &kept);
         self.kept = Some(kept);
     }
 
@@ -137,6 +137,8 @@ pub struct Gguf {
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
     is_header: bool,
+    /// Keys that somebody has asked for.
+    read: Mutex<HashSet<String>>,
 }
 
 impl Gguf {
@@ -176,6 +178,7 @@ impl Gguf {
             tensors: Vec::new(),
             index: HashMap::new(),
             is_header: false,
+            read: Mutex::default(),
         };
         gguf.add_tensors(header.tensors)?;
         Ok(gguf)
@@ -217,7 +220,19 @@ impl Gguf {
     }
 
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if !read.contains(key) {
+            read.insert(key.to_owned());
+        }
+        drop(read);
         self.overridden(key).or_else(|| self.metadata.get(&self.shards[0].map, key))
+    }
+
+    /// Keys that start with `prefix` and that [`get`](Self::get) was not asked for so far, with
+    /// their values.
+    pub fn unread(&self, prefix: &str) -> Vec<(&str, Value<'_>)> {
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        self.keys().filter(|(key, _)| key.starts_with(prefix) && !read.contains(*key)).collect()
     }
 
     pub(super) fn overrides(&self) -> &[Override] {
@@ -274,6 +289,26 @@ impl Gguf {
         let shard = &self.shards[tensor.shard];
         assert!(shard.holds(&range), "{}: not kept when the file was detached", tensor.name);
         &shard.map[range]
+    }
+
+    /// Some of a tensor's data: where the file was detached and the tensor not kept, they are read
+    /// to `room` now.
+    pub fn read_bytes<'a>(
+        &'a self,
+        tensor: &TensorInfo,
+        range: Range<usize>,
+        room: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        assert!(range.end as u64 <= tensor.n_bytes);
+        let start = tensor.file_offset as usize;
+        let (range, shard) = (start + range.start..start + range.end, &self.shards[tensor.shard]);
+        if shard.holds(&range) {
+            return Ok(&shard.map[range]);
+        }
+        room.resize(range.len(), 0);
+        let read = shard.file.read_exact_at(room, range.start as u64);
+        read.map_err(|e| Error::io(&shard.path, e))?;
+        Ok(room)
     }
 
     /// Adds the last shard's tensors.

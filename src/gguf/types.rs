@@ -41,6 +41,9 @@ pub enum TensorType {
     TQ2_0 = 35,
     MXFP4 = 39,
     NVFP4 = 40,
+    Q1_0 = 41,
+    Q2_0 = 42,
+    F8_E4M3 = 43,
 }
 
 use TensorType::*;
@@ -80,6 +83,9 @@ const TABLE: &[(TensorType, &str, usize, usize)] = &[
     (TQ2_0, "TQ2_0", 256, 66),
     (MXFP4, "MXFP4", 32, 17),
     (NVFP4, "NVFP4", 64, 36),
+    (Q1_0, "Q1_0", 128, 18),
+    (Q2_0, "Q2_0", 64, 18),
+    (F8_E4M3, "F8_E4M3", 1, 1),
 ];
 
 impl TensorType {

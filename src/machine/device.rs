@@ -1,6 +1,7 @@
 //! The speed of a GPU: its link, its memory, and the two products that models spend their time in.
 
-use super::{ExpertTransfers, Rounds};
+use super::Rounds;
+use super::expert_transfers::{ExpertTransfers, TYPE};
 use crate::Result;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
 use crate::backend::gpu::mat::DeviceMat;
@@ -8,11 +9,7 @@ use crate::backend::gpu::matmul::Products;
 use crate::backend::gpu::{
     Device, DeviceBuffer, DeviceInfo, Event, MemoryInfo, Pinned, PinnedKind, Stream, Version,
 };
-use crate::gguf::TensorType;
 use crate::simd::act_kind;
-
-/// The most common type of weights.
-pub const TYPE: TensorType = TensorType::Q4_K;
 
 /// A device and its rates: 10⁹ bytes a second, or 10¹² operations.
 #[derive(Clone, Debug)]

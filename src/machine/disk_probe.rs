@@ -53,8 +53,7 @@ pub fn probe(files: Files, ask: &Probe) -> Result<Rate> {
         state: Mutex::new(state),
         changed: Condvar::new(),
     });
-    let region = [(source.memory.ptr(), source.memory.len())];
-    let link = open_with_depth(ask.kind, ask.depth, files, &region, None, source.clone())?;
+    let link = open_with_depth(ask.kind, ask.depth, files, None, source.clone())?;
     let start = Instant::now();
     source.wait(start + ask.time);
     drop(link);

@@ -9,7 +9,6 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use super::Rounds;
-use super::device::TYPE;
 use crate::backend::gpu::acts::{DeviceActs, record_bytes};
 use crate::backend::gpu::mat::DeviceMat;
 use crate::backend::gpu::matvec::{Matvec, ProductOut};
@@ -17,8 +16,12 @@ use crate::backend::gpu::{
     Device, DeviceBuffer, DeviceSlice, Event, Pinned, PinnedKind, Registered, Stream,
 };
 use crate::experts::memory::Region;
+use crate::gguf::TensorType;
 use crate::simd::act_kind;
 use crate::{Error, Result};
+
+/// The most common type of weights.
+pub const TYPE: TensorType = TensorType::Q4_K;
 
 /// 10⁹ bytes a second of an expert, from the moment it is asked for to the moment it is there.
 #[derive(Clone, Debug)]

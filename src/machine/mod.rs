@@ -6,7 +6,6 @@ pub mod disk;
 pub mod disk_probe;
 pub mod expert_transfers;
 pub mod gpu;
-pub mod limits;
 pub mod memory;
 pub mod peak;
 pub mod processor;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::Model;
-use super::weights::{Gate, Gates, Layer, Matrix, Mixer, Query};
+use super::weights::{Gate, Layer, Matrix};
 use crate::backend::ops::{Adapted, AdaptedExperts, LowRank};
 use crate::experts::{ExpertTensors, LayerExperts};
 use crate::gguf::{Gguf, TensorInfo};
@@ -253,35 +253,6 @@ fn places(model: &Model) -> HashMap<usize, Place> {
 }
 
 fn mixer(layer: &Layer, add: &mut impl FnMut(&Matrix)) {
-    match &layer.mixer {
-        Mixer::Attention(w) => {
-            let gate = w.gate.as_ref().map(|(gate, _)| gate);
-            let linears = [&w.q, &w.k, &w.v, &w.output].into_iter().chain(gate);
-            linears.for_each(|linear| add(&linear.weight));
-        }
-        Mixer::Latent(w) => {
-            match &w.query {
-                Query::Direct(q) => add(&q.weight),
-                Query::Compressed { a, b, .. } => [a, b].iter().for_each(|q| add(&q.weight)),
-            }
-            let linears = [&w.kv_a, &w.output].into_iter().chain(&w.gate);
-            linears.for_each(|linear| add(&linear.weight));
-        }
-        Mixer::Delta(w) => {
-            [&w.qkv, &w.z, &w.output].iter().for_each(|linear| add(&linear.weight));
-            match &w.gates {
-                Gates::Mixed(both) => add(&both.weight),
-                Gates::Apart { beta, alpha } => {
-                    [beta, alpha].iter().for_each(|linear| add(&linear.weight));
-                }
-            }
-        }
-        Mixer::Kda(w) => {
-            let projections = [&w.decay, &w.gate].into_iter();
-            let parts = projections.flat_map(|p| [Some(&p.first), p.second.as_ref()]);
-            let linears = w.qkv.iter().chain([&w.beta, &w.output]).chain(parts.flatten());
-            linears.for_each(|linear| add(&linear.weight));
-        }
-        _ => {}
-    }
+    let mixer = layer.mixer.weights().filter(|mixer| mixer.takes_adapters());
+    mixer.iter().flat_map(|mixer| mixer.linears()).for_each(|linear| add(&linear.weight));
 }

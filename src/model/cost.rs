@@ -5,10 +5,9 @@
 use super::Model;
 use super::kv::{CacheType, LayerShape};
 use super::weights::{
-    FfnWeights, Gate, GatedConnection, HeadMatrices, InputPart, Linear, Matrix, Mixer, Query,
-    Streams,
+    FfnWeights, Gate, GatedConnection, InputPart, Linear, Mixer, MixerWeights, Streams,
 };
-use crate::backend::ops::{ConvShape, DeltaShape, ExpertShape};
+use crate::backend::ops::ExpertShape;
 
 impl Model {
     /// Multiply-adds of a token with `position` tokens before it, in all layers; without the head.
@@ -39,7 +38,7 @@ impl Model {
 
     /// Multiply-adds of one token's logits.
     pub fn head_macs(&self) -> u64 {
-        matrix_macs(&self.weights.output.weight)
+        macs(&self.weights.output)
     }
 
     /// Bytes of keys and values, or of states, that a token with `position` tokens before it reads.
@@ -73,7 +72,7 @@ impl Model {
             }
         };
         let shared = ffn.shared.as_ref().map_or(0, |shared| {
-            expert_macs(&shared.shape) + shared.gate.as_ref().map_or(0, matrix_macs)
+            expert_macs(&shared.shape) + shared.gate.as_ref().map_or(0, |gate| gate.macs() as u64)
         });
         routed + shared + ffn.branch.as_ref().map_or(0, |branch| expert_macs(&branch.shape))
     }
@@ -85,67 +84,22 @@ fn input_macs(part: &InputPart) -> u64 {
 
 /// Positions that a token sees, its own among them.
 fn seen(mixer: &Mixer, position: usize) -> usize {
-    let window = match mixer {
-        Mixer::Attention(w) => w.window.or(w.chunk),
-        _ => None,
-    };
+    let window = mixer.weights().and_then(MixerWeights::n_seen);
     (position + 1).min(window.unwrap_or(usize::MAX))
 }
 
 /// Multiply-adds that do not depend on the position.
 fn mixer_macs(mixer: &Mixer) -> u64 {
-    match mixer {
-        Mixer::None => 0,
-        Mixer::Attention(w) => {
-            let always = [&w.q, &w.k, &w.v, &w.output];
-            let gate = w.gate.as_ref().map(|(gate, _)| gate);
-            always.into_iter().chain(gate).map(macs).sum()
-        }
-        Mixer::Latent(w) => {
-            let query = match &w.query {
-                Query::Direct(q) => macs(q),
-                Query::Compressed { a, b, .. } => macs(a) + macs(b),
-            };
-            let gate = w.gate.as_ref().map_or(0, macs);
-            query + gate + macs(&w.kv_a) + heads_macs(&w.k_b) + heads_macs(&w.v_b) + macs(&w.output)
-        }
-        Mixer::Compressed(w) => {
-            let always = [&w.q_a, &w.q_b, &w.row, &w.output_b].map(macs).iter().sum::<u64>();
-            let made = w.compressor.iter().chain(w.indexer.iter().map(|i| &i.compressor));
-            let made: u64 = made.map(|c| macs(&c.values) + macs(&c.scores)).sum();
-            let index = w.indexer.iter().map(|i| macs(&i.q) + macs(&i.weights)).sum::<u64>();
-            always + heads_macs(&w.output_a) + made + index
-        }
-        Mixer::Delta(w) => {
-            let linears: u64 = [&w.qkv, &w.z, &w.output].map(macs).iter().sum();
-            let gates: u64 = w.gates.matrices().map(matrix_macs).sum();
-            linears + gates + delta_macs(w.shape)
-        }
-        Mixer::Kda(w) => {
-            let linears = w.qkv.iter().chain(w.decay.parts()).chain(w.gate.parts());
-            linears.chain([&w.beta, &w.output]).map(macs).sum::<u64>() + delta_macs(w.shape)
-        }
-        Mixer::ShortConv(w) => macs(&w.input) + macs(&w.output) + conv_macs(w.conv.shape),
-        Mixer::Mamba(w) => {
-            let linears: u64 = [&w.input, &w.scan, &w.steps, &w.output].map(macs).iter().sum();
-            let state = w.shape.n_states * w.shape.conv.channels;
-            linears + conv_macs(w.shape.conv) + 2 * state as u64
-        }
-        Mixer::Mamba2(w) => {
-            let state = 2 * w.shape.scan.n_state() as u64;
-            macs(&w.input) + macs(&w.output) + conv_macs(w.shape.conv) + state
-        }
-        Mixer::Lightning(w) => {
-            let linears: u64 = [&w.qkv, &w.gate, &w.output].map(macs).iter().sum();
-            linears + 2 * w.shape.n_state() as u64
-        }
-    }
+    mixer.weights().map_or(0, |mixer| {
+        mixer.linears().into_iter().map(macs).sum::<u64>() + mixer.other_macs() as u64
+    })
 }
 
 /// Multiplications that join and feed residual streams.
 fn streams_macs(streams: &Streams) -> u64 {
     match streams {
-        Streams::One | Streams::Mean | Streams::Kept(_) => 0,
+        Streams::One | Streams::Averaged { .. } | Streams::Weighed { .. } => 0,
+        Streams::Mean | Streams::Lagging | Streams::Kept(_) => 0,
         Streams::Hyper(connection) => macs(&connection.mixes),
         Streams::Gated(connection) => {
             let GatedConnection { down, up, inject, .. } = &**connection;
@@ -154,29 +108,11 @@ fn streams_macs(streams: &Streams) -> u64 {
     }
 }
 
-/// The convolution; then, for each element of the state, what the key finds in it, what is put
-/// there instead, and what the query finds.
-fn delta_macs(shape: DeltaShape) -> u64 {
-    (shape.channels() * shape.kernel + 3 * shape.n_state()) as u64
-}
-
-fn conv_macs(shape: ConvShape) -> u64 {
-    (shape.channels * shape.kernel) as u64
-}
-
 fn expert_macs(shape: &ExpertShape) -> u64 {
     let n_matrices = 2 + usize::from(shape.gate.is_some());
     (n_matrices * shape.n_ff * shape.n_embd) as u64
 }
 
 fn macs(linear: &Linear) -> u64 {
-    matrix_macs(&linear.weight)
-}
-
-fn matrix_macs(matrix: &Matrix) -> u64 {
-    (matrix.rows * matrix.cols) as u64
-}
-
-fn heads_macs(heads: &HeadMatrices) -> u64 {
-    (heads.n_heads * heads.rows * heads.all.cols) as u64
+    linear.weight.macs() as u64
 }

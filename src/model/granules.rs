@@ -88,6 +88,20 @@ pub fn cut(
     Some(LayerExperts::cut(n_experts.try_into().ok()?, parts, tensors))
 }
 
+/// Experts of one matrix in one tensor, cut as this version cuts them. `None` as of `cut`.
+pub fn cut_single(
+    ty: TensorType,
+    [n_embd, n_rows, n_experts]: [usize; 3],
+    tensor: usize,
+) -> Option<LayerExperts> {
+    let up = part(ty, n_rows as u64, n_embd as u64)?;
+    if up.rows.checked_mul(up.row_bytes).is_none_or(|n| n >> 60 > 0) || n_rows == 0 {
+        return None;
+    }
+    let parts = [MatrixRows::absent(n_rows), up, MatrixRows::absent(0)];
+    Some(LayerExperts::cut(n_experts, parts, ExpertTensors::Single { tensor }))
+}
+
 fn part(ty: TensorType, rows: u64, cols: u64) -> Option<MatrixRows> {
     Some(MatrixRows {
         rows: rows.try_into().ok()?,

@@ -1,5 +1,6 @@
 //! A model's numbers, from GGUF metadata: read once, checked once.
 
+use super::adjugate::AdjugateParams;
 use super::compressed::CompressedParams;
 use super::descriptor::{Descriptor, Norm, Positions, RopeRows};
 use super::heads::LatentShape;
@@ -9,10 +10,11 @@ use super::ngrams::NgramParams;
 use super::recurrent::{Recurrence, Recurrent};
 use super::rope::{RopeParams, Temperature};
 use super::streams::StreamParams;
+use super::values::ValueParams;
 use crate::backend::ops::{Choice, RopePairing, Score};
 use crate::gguf::{Array, Gguf, Value};
 use crate::model::encoder::EncoderParams;
-use crate::model::layers::LayerKinds;
+use crate::model::layers::{LayerKinds, key_sources};
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -79,6 +81,8 @@ pub struct HyperParams {
     pub kinds: LayerKinds,
     pub norm: Norm,
     pub norm_eps: f32,
+    /// Parts of the stream of which each has a mean in its norms.
+    pub norm_groups: usize,
     pub routing: Routing,
     /// Factors on the embedding and on what each part adds to the stream; divisor of the logits.
     pub embedding_scale: f32,
@@ -88,10 +92,10 @@ pub struct HyperParams {
     pub streams: Option<StreamParams>,
     /// Layers from one that leaves a stream behind to the next; 0 if none does.
     pub kept_every: usize,
-    /// Embeddings of the last tokens together.
-    pub ngrams: Option<NgramParams>,
-    /// The last layers that see keys and values of layers before them.
-    pub n_sharing: usize,
+    /// Embeddings of the last tokens together, of each layer that they join.
+    pub ngrams: Vec<NgramParams>,
+    /// The layers whose keys and values layers see; empty if each has its own.
+    pub key_sources: Vec<usize>,
     /// Elements of a layer's own input; 0 where layers have none.
     pub layer_input: usize,
 }
@@ -117,15 +121,8 @@ pub struct Routing {
     pub capacity: Option<usize>,
     /// Small experts behind the routed ones.
     pub adjugate: Option<AdjugateParams>,
-}
-
-/// See `Adjugate` of the weights.
-#[derive(Clone, Copy, Debug)]
-pub struct AdjugateParams {
-    pub n_experts: usize,
-    pub k: usize,
-    pub group: usize,
-    pub scale: f32,
+    /// Experts that make values, if the model has them.
+    pub values: Option<ValueParams>,
 }
 
 /// Upper bound of a count: above any real model, and products of counts stay far from overflow.
@@ -149,10 +146,10 @@ impl HyperParams {
             None => keys.layers()?,
         };
         let kinds = LayerKinds::read(&keys, n_layers)?;
-        let sliding_latent = keys.sliding_latent(&heads)?;
         let recurrent = Recurrent::read(&keys, n_layers, heads.n_head, heads.head_dim)?;
         let streams = keys.streams()?;
-        let ngrams = NgramParams::read(&keys, n_embd, streams.as_ref(), recurrent.as_ref())?;
+        let ngrams =
+            NgramParams::read(&keys, n_layers, n_embd, streams.as_ref(), recurrent.as_ref())?;
         Ok(HyperParams {
             n_layers,
             encoder,
@@ -167,7 +164,7 @@ impl HyperParams {
             sees_all: descriptor.parts.sees_all,
             embeds: descriptor.parts.embeds,
             kv_rank: heads.kv_rank,
-            sliding_latent,
+            sliding_latent: keys.sliding_latent(&heads)?,
             rope_offset: match descriptor.parts.rope_rows {
                 RopeRows::First => 0,
                 RopeRows::Last => heads.head_dim - heads.n_rot,
@@ -187,10 +184,11 @@ impl HyperParams {
             rope_pairing: keys.rope_pairing()?,
             recurrent,
             ffn_only: keys.ffn_only(n_layers)?,
-            n_sharing: keys.sharing(&kinds)?,
+            key_sources: key_sources(&keys, &kinds)?,
             layer_input: keys.layer_input()?,
             kinds,
-            norm: keys.norm()?,
+            norm: keys.norm(n_embd)?,
+            norm_groups: keys.norm_groups(n_embd)?,
             norm_eps: keys.norm_eps()?,
             routing: keys.routing()?,
             embedding_scale: keys.embedding_scale(n_embd)?,
@@ -222,7 +220,7 @@ impl HyperParams {
         let kinds = self.kinds.of_last();
         let (layer_heads, recurrent) = (None, None);
         let own = self.clone();
-        let (n_layers, n_sharing, layer_input, ngrams) = (1, 0, 0, None);
+        let (n_layers, key_sources, layer_input, ngrams) = (1, Vec::new(), 0, Vec::new());
         HyperParams {
             n_layers,
             n_head,
@@ -230,7 +228,7 @@ impl HyperParams {
             layer_heads,
             recurrent,
             kinds,
-            n_sharing,
+            key_sources,
             layer_input,
             ngrams,
             ..own
@@ -259,15 +257,9 @@ impl HyperParams {
         self.ffn_only.get(layer).copied().unwrap_or(true)
     }
 
-    /// The layer whose keys and values a layer sees: itself, or the last before the sharing ones
-    /// that slides as it does.
+    /// The layer whose keys and values a layer sees: itself, or one before it.
     pub fn keys_of(&self, layer: usize) -> usize {
-        let n_own = self.n_layers - self.n_sharing;
-        if layer < n_own {
-            return layer;
-        }
-        let alike = |other: &usize| self.kinds.slides(*other) == self.kinds.slides(layer);
-        (0..n_own).rev().find(alike).unwrap_or(layer)
+        self.key_sources.get(layer).copied().unwrap_or(layer)
     }
 
     /// The indexer, if it chooses among positions in contexts of `n_ctx`.
@@ -280,15 +272,32 @@ impl HyperParams {
         self.indexer.as_ref().filter(|indexer| indexer.means).map(|indexer| indexer.block)
     }
 
-    /// The layer that has to be on a device for it to take `layer`: itself, or the one whose keys
-    /// and values it sees, or the one whose indexer has chosen what it sees.
-    pub fn leader_of(&self, layer: usize, n_ctx: usize) -> usize {
-        let may_share = self.kv_rank > 0 && !self.kinds.slides(layer);
-        match self.choosing_indexer(n_ctx) {
-            Some(indexer) if may_share && self.recurrence_of(layer).is_none() => {
-                (0..=layer).rev().find(|other| indexer.own[*other]).unwrap_or(layer)
+    /// By layer: the first of those that a device takes together with it, since one sees keys and
+    /// values of another, or what another's indexer has chosen.
+    pub fn leaders(&self, n_ctx: usize) -> Vec<usize> {
+        let indexer = self.choosing_indexer(n_ctx).filter(|_| self.kv_rank > 0);
+        let chooser = |l: usize| {
+            let indexer = indexer.filter(|_| !self.kinds.slides(l))?;
+            let may_share = self.recurrence_of(l).is_none();
+            (0..=l).rev().find(|other| may_share && indexer.own[*other])
+        };
+        let mut leaders: Vec<usize> = (0..self.n_layers).collect();
+        for l in 0..self.n_layers {
+            for other in [Some(self.keys_of(l)), chooser(l)].into_iter().flatten() {
+                let (a, b) = (leaders[l], leaders[other]);
+                let joined = leaders.iter_mut().filter(|leader| **leader == a.max(b));
+                joined.for_each(|leader| *leader = a.min(b));
             }
-            _ => self.keys_of(layer),
+        }
+        leaders
+    }
+
+    /// Numbers of a row of the factors on queries by position.
+    pub fn temperature_width(&self) -> usize {
+        match self.temperature {
+            None => 0,
+            Some(Temperature::Heads) => 2,
+            Some(_) => self.head_dim,
         }
     }
 
@@ -330,7 +339,7 @@ impl HyperParams {
             head_dim: self.head_dim,
             head_dim_v: self.head_dim_v,
             rank: self.kv_rank,
-            n_rot: self.rope.n_rot,
+            n_rot: if self.kinds.has_rotated_part(layer) { self.rope.n_rot } else { 0 },
         });
         LatentShape { n_head: self.heads_of(layer)[0], ..shape }
     }
@@ -344,8 +353,12 @@ impl HyperParams {
             return vec![shape; 2 * encoder.n_decoder_layers];
         }
         if let Some(compressed) = &self.compressed {
-            return compressed
-                .cache_shapes(self.head_dim, self.indexer.as_ref().map_or(0, |i| i.dim));
+            let index = self.indexer.as_ref().map_or(0, |indexer| indexer.dim);
+            let mut shapes = compressed.cache_shapes(self.head_dim, index);
+            if !self.ngrams.is_empty() {
+                shapes.extend((0..self.n_layers).map(|l| self.ngram_state(l)));
+            }
+            return shapes;
         }
         let shape = |l: usize| {
             let (n_head_kv, [k_dim, v_dim]) = (self.heads_of(l)[1], self.head_dims(l));
@@ -358,7 +371,14 @@ impl HyperParams {
         };
         let of_layer = |l: usize| match self.recurrence_of(l) {
             Some(recurrence) => LayerShape::State(recurrence.state_size()),
-            None if !self.mixes(l) || self.keys_of(l) != l => LayerShape::ELSEWHERE,
+            None if !self.mixes(l) => LayerShape::ELSEWHERE,
+            None if self.keys_of(l) != l => match &self.indexer {
+                // The indexer's keys are the layer's own.
+                Some(indexer) if indexer.own[l] => {
+                    LayerShape::Latent { dim: 0, index: indexer.cached_dim(), kept: 0 }
+                }
+                _ => LayerShape::ELSEWHERE,
+            },
             None => match (shape(l), &self.indexer) {
                 (LayerShape::Latent { dim, .. }, Some(indexer)) if indexer.own[l] => {
                     let (index, kept) = (indexer.cached_dim(), indexer.n_kept());
@@ -398,7 +418,7 @@ impl HyperParams {
 
     /// Whether layers have a second cache, in a place of its own: [`HyperParams::second_slot`].
     fn has_second_caches(&self) -> bool {
-        self.ngrams.is_some() || self.indexer.as_ref().is_some_and(|indexer| indexer.means)
+        !self.ngrams.is_empty() || self.indexer.as_ref().is_some_and(|indexer| indexer.means)
     }
 
     /// The index in `cache_shapes` of a layer's second cache.
@@ -410,12 +430,11 @@ impl HyperParams {
     /// keys of blocks and the sum of those of a block that is not whole.
     fn second(&self, layer: usize) -> LayerShape {
         let indexer = self.indexer.as_ref().filter(|i| i.means && i.own[layer]);
-        match (&self.ngrams, indexer) {
-            (Some(ngrams), _) if ngrams.layer == layer => LayerShape::State(ngrams.state_size()),
-            (_, Some(indexer)) => {
+        match indexer.filter(|_| self.ngrams_of(layer).is_none()) {
+            Some(indexer) => {
                 LayerShape::Latent { dim: indexer.cached_dim(), index: 0, kept: indexer.dim }
             }
-            _ => LayerShape::ELSEWHERE,
+            None => self.ngram_state(layer),
         }
     }
 }
@@ -477,22 +496,6 @@ impl Keys<'_> {
         self.some(key, self.count(key)?)
     }
 
-    /// Layers at the end without keys and values of their own.
-    fn sharing(&self, kinds: &LayerKinds) -> Result<usize> {
-        let key = "attention.shared_kv_layers";
-        let n = if self.descriptor.parts.shares_keys { self.number(key)? } else { 0 };
-        let n_layers = kinds.n_layers();
-        let n_own = n_layers.saturating_sub(n);
-        let is_served = |l: usize| (0..n_own).any(|own| kinds.slides(own) == kinds.slides(l));
-        match (n_own..n_layers).all(is_served) {
-            true => Ok(n),
-            false => {
-                let expected = "less, so that layers of each kind have keys of their own".into();
-                Err(self.bad(key, expected, n))
-            }
-        }
-    }
-
     fn layer_input(&self) -> Result<usize> {
         let key = "embedding_length_per_layer_input";
         match self.descriptor.parts.layer_inputs && self.number(key)? > 0 {
@@ -527,10 +530,12 @@ impl Keys<'_> {
         if self.descriptor.parts.soft_caps { self.factor(key) } else { Ok(None) }
     }
 
-    fn norm(&self) -> Result<Norm> {
+    fn norm(&self, n_embd: usize) -> Result<Norm> {
         let parts = &self.descriptor.parts;
         let rms = self.factor("attention.layer_norm_rms_epsilon")?;
-        Ok(if parts.rms_by_epsilon && rms.is_some() { Norm::Rms } else { parts.norm })
+        let is_plain = parts.norm == Norm::GroupedRms && self.norm_groups(n_embd)? == 1;
+        let is_rms = is_plain || parts.rms_by_epsilon && rms.is_some();
+        Ok(if is_rms { Norm::Rms } else { parts.norm })
     }
 
     /// The file's factor of scores, or 1/√`head_dim` with what the rotation adds to it.
@@ -689,28 +694,15 @@ impl Keys<'_> {
                 cap: self.soft_cap("router_logit_softcapping")?.unwrap_or(0.0),
                 normalize: given.unwrap_or(self.descriptor.router.normalize),
                 scale: self.factor("expert_weights_scale")?.unwrap_or(1.0),
+                bias_on_logits: self.descriptor.router.bias_on_logits,
                 n_groups,
                 n_groups_used,
                 jitter: self.positive("router_jitter_noise")?.unwrap_or(0.01),
             },
             capacity: self.count("expert_capacity")?,
-            adjugate: self.adjugate(n_experts, k)?,
+            adjugate: AdjugateParams::read(self, n_experts, k)?,
+            values: ValueParams::read(self, n_experts)?,
         })
-    }
-
-    /// The parameters of a model that routes to `k` of `n` experts.
-    fn adjugate(&self, n: usize, k: usize) -> Result<Option<AdjugateParams>> {
-        if n == 0 || !self.descriptor.tensors.contains_key("ffn_up_chexps") {
-            return Ok(None);
-        }
-        let group = self.require("experts_per_group")?;
-        if !n.is_multiple_of(group) {
-            let expected = format!("a divisor of expert_count = {n}");
-            return Err(self.bad("experts_per_group", expected, group));
-        }
-        let key = "expert_group_scale";
-        let scale = self.some(key, self.factor(key)?)?;
-        Ok(Some(AdjugateParams { n_experts: n / group, k: k.min(n / group), group, scale }))
     }
 
     fn score(&self) -> Result<Score> {
@@ -735,12 +727,31 @@ impl Keys<'_> {
             Some(_) => (),
         }
         let n = self.require("expert_count")?;
-        let used = self.require("expert_used_count")?;
+        let used = self.experts_used()?;
         if used > n {
             let expected = format!("at most expert_count = {n}");
             return Err(self.bad("expert_used_count", expected, used));
         }
         Ok((n, used))
+    }
+
+    /// Experts that a token uses: one number, or one a layer, 0 in dense ones.
+    fn experts_used(&self) -> Result<usize> {
+        let key = "expert_used_count";
+        let full_key = self.descriptor.key(key);
+        if !matches!(self.gguf.get(&full_key), Some(Value::Array(_))) {
+            return self.require(key);
+        }
+        let mut counts = self.gguf.u32s(&full_key)?.unwrap_or_default();
+        counts.retain(|n| *n > 0);
+        counts.dedup();
+        match counts[..] {
+            [used] => Ok(used as usize),
+            _ => {
+                let expected = "one number for all layers with experts".into();
+                Err(self.bad(key, expected, format!("{counts:?}")))
+            }
+        }
     }
 
     /// Groups of experts and how many of them a token uses; one group where there are none.

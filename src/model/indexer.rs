@@ -1,7 +1,7 @@
 //! Sparse attention by an indexer (DeepSeek-V3.2): small heads of their own score the positions,
 //! and attention sees the best. From GGUF metadata.
 
-use super::compressed::{INDEXED, ratios};
+use super::compressed::{INDEX_SOURCES, INDEXED, listed, ratios};
 use super::descriptor::{Mixer, RopeRows};
 use super::hyper::Keys;
 use super::kv::PAGE;
@@ -20,7 +20,7 @@ pub struct IndexerParams {
     pub block: usize,
     /// Blocks up to a token's own that it sees whatever their scores.
     pub n_near: usize,
-    /// ε of the norm of keys.
+    /// ε of the norm of keys, and of what queries are made of.
     pub key_eps: f32,
     /// The first element of a head that rotates.
     pub rope_offset: usize,
@@ -31,10 +31,23 @@ pub struct IndexerParams {
     /// By layer: whether it has an indexer. One without that sees a whole text sees what the last
     /// one with it chose.
     pub own: Vec<bool>,
+    pub candidates: Option<Candidates>,
+}
+
+/// A choice in two levels: a layer chooses blocks of compressed rows, one of which is as good as
+/// its best row, and indexers of later layers choose rows of these.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidates {
+    pub source: usize,
+    /// Blocks that are chosen, the newest always among them.
+    pub n: usize,
+    /// Rows of a block.
+    pub block: usize,
 }
 
 const TOP_K: &str = "attention.indexer.top_k";
 const POOL: &str = "attention.indexer.kpool";
+const LAYER_NORM_EPS: &str = "attention.layer_norm_epsilon";
 
 /// ε of the norm of keys, as a rule whatever the model's.
 const KEY_EPS: f32 = 1e-6;
@@ -63,8 +76,9 @@ impl IndexerParams {
             let expected = format!("at least rope.dimension_count = {n_rot}");
             return Err(keys.bad("attention.indexer.key_length", expected, dim));
         }
-        if parts.mixer == Mixer::Compressed && !dim.is_multiple_of(INDEXED) {
-            let expected = format!("a multiple of {INDEXED}");
+        let of_row = if parts.shares_compressed { 2 } else { INDEXED };
+        if parts.mixer == Mixer::Compressed && !dim.is_multiple_of(of_row) {
+            let expected = format!("a multiple of {of_row}");
             return Err(keys.bad("attention.indexer.key_length", expected, dim));
         }
         let recurs = |l: usize| recurrent.is_some_and(|recurrent| recurrent.layers[l]);
@@ -81,6 +95,8 @@ impl IndexerParams {
             top_k: keys.require(TOP_K)? / pool.unwrap_or(1),
             block: match parts.mixer {
                 Mixer::Attention => keys.require("attention.indexer.block_size")?,
+                // The least of them where layers differ.
+                Mixer::Compressed if parts.shares_compressed => 1,
                 Mixer::Compressed => INDEXED,
                 Mixer::Latent => pool.unwrap_or(1),
             },
@@ -89,13 +105,17 @@ impl IndexerParams {
             n_near: if has_blocks { keys.require("attention.indexer.local_blocks")? } else { 0 },
             key_eps: match (parts.indexer_eps_is_models, parts.indexer_pools) {
                 (true, _) => keys.norm_eps()?,
-                (_, true) => keys.factor("attention.layer_norm_epsilon")?.unwrap_or(KEY_EPS),
+                (_, true) => keys.factor(LAYER_NORM_EPS)?.unwrap_or(KEY_EPS),
+                _ if parts.indexer_reads_input => {
+                    keys.some(LAYER_NORM_EPS, keys.positive(LAYER_NORM_EPS)?)?
+                }
                 _ => KEY_EPS,
             },
             rope_offset: match parts.indexer_rope_rows {
                 RopeRows::First => 0,
                 RopeRows::Last => dim - n_rot,
             },
+            candidates: candidates(keys, &own)?,
             own,
         }))
     }
@@ -161,7 +181,36 @@ fn of_means(
         means: true,
         by_head: false,
         own,
+        candidates: None,
     }))
+}
+
+/// 0 or more is the layer that chooses them.
+fn candidates(keys: &Keys, own: &[bool]) -> Result<Option<Candidates>> {
+    let source = "attention.indexer.candidate_source_layer";
+    let given = keys.gguf.get(&keys.descriptor.key(source));
+    let is_known = keys.descriptor.parts.shares_compressed;
+    let Some(value) = given.filter(|value| is_known && value.as_i64().is_none_or(|l| l >= 0))
+    else {
+        return Ok(None);
+    };
+    let layer = value.as_u64().filter(|l| own.get(*l as usize) == Some(&true));
+    let Some(layer) = layer.map(|l| l as usize) else {
+        return Err(keys.bad(source, format!("a layer of {INDEX_SOURCES}, or -1"), value));
+    };
+    let ratios = ratios(keys, own.len())?;
+    if let Some(l) = (layer..own.len()).find(|l| own[*l] && ratios[*l] != ratios[layer]) {
+        let expected = format!("a layer with the ratio of layer {l}, which chooses among its rows");
+        return Err(keys.bad(source, expected, layer));
+    }
+    let (key, top_k) = ("attention.indexer.candidate_top_k_blocks", keys.require(TOP_K)?);
+    let (n, block) = (keys.require(key)?, keys.require("attention.indexer.candidate_block_size")?);
+    // The newest block may have one row.
+    if (n - 1).saturating_mul(block) + 1 < top_k {
+        let expected = format!("enough for {TOP_K} = {top_k} rows of blocks of {block}");
+        return Err(keys.bad(key, expected, n));
+    }
+    Ok(Some(Candidates { source: layer, n, block }))
 }
 
 /// Positions that have a key together. Pages of a cache have whole blocks of them.
@@ -191,6 +240,9 @@ fn own_indexers(keys: &Keys, n: usize, recurs: impl Fn(usize) -> bool) -> Result
         // Leading dense layers have none.
         return Ok((0..n).map(|l| !is_dense(keys, l)).collect());
     }
+    if keys.descriptor.parts.shares_compressed {
+        return listed(keys, INDEX_SOURCES, &ratios(keys, n)?);
+    }
     if keys.descriptor.parts.mixer == Mixer::Compressed {
         return Ok(ratios(keys, n)?.iter().map(|ratio| *ratio == INDEXED).collect());
     }
@@ -200,6 +252,7 @@ fn own_indexers(keys: &Keys, n: usize, recurs: impl Fn(usize) -> bool) -> Result
     let own = match keys.gguf.get(&keys.descriptor.key(key)) {
         Some(listed) => keys.flags(key, listed, n, keys.require("block_count")?)?,
         None if keys.descriptor.parts.indexer_pools => vec![true; n],
+        None if keys.descriptor.parts.indexer_reads_input => vec![true; n],
         None if keys.require("context_length")? < SHARED_CONTEXT => vec![true; n],
         None => (0..n).map(|l| l < 2 || l % 4 == 2).collect(),
     };

@@ -1,9 +1,10 @@
 //! Which layers slide, and which rotate queries and keys: from the descriptor and GGUF metadata.
 
 use super::compressed::ratios;
-use super::descriptor::{RopeLayers, Tempering, Window};
+use super::descriptor::{KeySharing, Mixer, RopeLayers, Tempering, Window};
 use super::hyper::Keys;
 use crate::Result;
+use crate::gguf::Value;
 
 #[derive(Clone, Debug)]
 pub struct LayerKinds {
@@ -13,10 +14,13 @@ pub struct LayerKinds {
     sliding: Vec<bool>,
     rotated: Vec<bool>,
     tempers_unrotated: bool,
+    /// Latent rows of layers that do not rotate have no part for it.
+    drops_unrotated: bool,
 }
 
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
+const ROTATED: &str = "attention.rope_pattern";
 
 impl LayerKinds {
     pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<LayerKinds> {
@@ -41,11 +45,20 @@ impl LayerKinds {
                 let key = keys.descriptor.key("rope.scaling.finetuned");
                 vec![keys.gguf.bool(&key)? != Some(false); n_layers]
             }
+            RopeLayers::Listed => match keys.gguf.get(&keys.descriptor.key(ROTATED)) {
+                None => vec![true; n_layers],
+                Some(listed) => {
+                    keys.flags(ROTATED, listed, n_layers, keys.require("block_count")?)?
+                }
+            },
             RopeLayers::ThreeOfFour => (0..n_layers).map(|l| (l + 1) % 4 != 0).collect(),
         };
-        let tempers_unrotated = matches!(parts.tempering, Tempering::Unrotated { .. });
+        let tempers_unrotated =
+            matches!(parts.tempering, Tempering::Unrotated { .. } | Tempering::Power { .. });
         let is_chunked = parts.chunk > 0;
-        Ok(LayerKinds { window, is_chunked, sliding, rotated, tempers_unrotated })
+        let drops_unrotated =
+            parts.mixer == Mixer::Latent && parts.rope_layers == RopeLayers::Listed;
+        Ok(LayerKinds { window, is_chunked, sliding, rotated, tempers_unrotated, drops_unrotated })
     }
 
     pub fn n_layers(&self) -> usize {
@@ -87,6 +100,69 @@ impl LayerKinds {
 
     pub fn rotates(&self, layer: usize) -> bool {
         self.rotated[layer]
+    }
+
+    /// Whether a latent row of a layer has a part to rotate.
+    pub fn has_rotated_part(&self, layer: usize) -> bool {
+        self.rotated[layer] || !self.drops_unrotated
+    }
+}
+
+/// By layer: the layer whose keys and values it sees. Empty if each has its own.
+pub(super) fn key_sources(keys: &Keys, kinds: &LayerKinds) -> Result<Vec<usize>> {
+    match keys.descriptor.parts.shares_keys {
+        KeySharing::None => Ok(Vec::new()),
+        KeySharing::Last => sources_of_last(keys, kinds),
+        KeySharing::Listed => listed_sources(keys, kinds),
+    }
+}
+
+/// A layer without keys sees those of the last layer with them that slides as it does.
+fn sources_of_last(keys: &Keys, kinds: &LayerKinds) -> Result<Vec<usize>> {
+    let key = "attention.shared_kv_layers";
+    let (n, n_layers) = (keys.number(key)?, kinds.n_layers());
+    let n_own = n_layers.saturating_sub(n);
+    let source = |l: usize| match l < n_own {
+        true => Some(l),
+        false => (0..n_own).rev().find(|own| kinds.slides(*own) == kinds.slides(l)),
+    };
+    let sources: Option<Vec<usize>> = (0..n_layers).map(source).collect();
+    sources.ok_or_else(|| {
+        keys.bad(key, "less, so that layers of each kind have keys of their own".into(), n)
+    })
+}
+
+fn listed_sources(keys: &Keys, kinds: &LayerKinds) -> Result<Vec<usize>> {
+    let (key, n) = ("attention.kv_source_map", kinds.n_layers());
+    let Some(listed) = keys.gguf.get(&keys.descriptor.key(key)) else {
+        return match keys.have_tensor("attn_kv_a_mqa", &vec![true; n]) {
+            true => Ok(Vec::new()),
+            false => keys.some(key, None),
+        };
+    };
+    let number = |v: Value<'_>| v.as_u64().map(|l| l as usize);
+    // llama.cpp saves a single number where all layers have the same.
+    let sources: Option<Vec<usize>> = match listed.as_array() {
+        Some(list) => (0..list.len()).map(|l| list.get(l).and_then(number)).collect(),
+        None => number(listed).map(|source| vec![source; n]),
+    };
+    let sources = sources.unwrap_or_default();
+    if sources.len() != n {
+        return Err(keys.bad(key, format!("the number of a layer for each of {n}"), listed));
+    }
+    let fits = |l: usize| {
+        let source = sources[l];
+        source <= l && sources[source] == source && kinds.rotates(source) == kinds.rotates(l)
+    };
+    match (0..n).find(|l| !fits(*l)) {
+        None => Ok(sources),
+        Some(l) => {
+            let expected = format!(
+                "for layer {l} itself, or a layer before it with keys of its own that rotates if \
+                 and only if it does"
+            );
+            Err(keys.bad(key, expected, sources[l]))
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A model: descriptor, hyper-parameters, weights, KV cache.
 
 pub mod adapters;
+pub(crate) mod adjugate;
 pub(crate) mod compressed;
 mod cost;
 pub mod descriptor;
@@ -19,6 +20,8 @@ mod relative;
 pub mod rope;
 pub mod shares;
 pub(crate) mod streams;
+mod unread;
+pub(crate) mod values;
 pub(crate) mod weights;
 
 use std::collections::HashSet;
@@ -33,7 +36,7 @@ use crate::experts::peers::Peers;
 use crate::experts::{
     self, ExpertStore, Hierarchy, LayerExperts, RamTier, Resident, StreamOptions,
 };
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorInfo};
 use adapters::Adapters;
 use descriptor::Descriptor;
 pub use hyper::HyperParams;
@@ -57,10 +60,17 @@ impl Bound {
     pub fn new(gguf: Gguf) -> Result<Bound> {
         let name = gguf.require_str("general.architecture")?;
         let descriptor = Descriptor::for_architecture(name, gguf.path())?;
+        unread::refuse_rotations(&gguf)?;
         let hyper = HyperParams::read(&gguf, &descriptor)?;
         let weights = Weights::bind(&gguf, &descriptor, &hyper)?;
         let next = NextTokenWeights::bind(&gguf, &descriptor, &hyper, &weights)?;
+        unread::warn(&gguf, &descriptor);
         Ok(Bound { gguf, descriptor, hyper, weights, next, only_experts: false })
+    }
+
+    /// Keys of the architecture that nothing has read and that may change what it computes.
+    pub fn unread_keys(&self) -> Vec<&str> {
+        unread::keys(&self.gguf, &self.descriptor)
     }
 
     /// Whether a layer predicts the token after the next.
@@ -84,17 +94,21 @@ impl Bound {
         self.drop_next();
     }
 
-    /// Whether nothing reads a tensor: it is of a layer that predicts further tokens.
-    fn is_unread(&self, tensor: usize) -> bool {
+    /// Whether a tensor stays in the file: it is of a layer that predicts further tokens, which
+    /// nothing reads, or the table of n-grams, rows of which are read as hashes name them.
+    pub(crate) fn stays_in_file(&self, tensor: usize) -> bool {
+        if self.weights.ngram_tensor() == Some(tensor) {
+            return true;
+        }
         let number = self.gguf.tensors()[tensor].name.strip_prefix("blk.");
         let layer = number.and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
         let n_read = self.hyper.n_layers + usize::from(self.next.is_some());
         self.hyper.encoder.is_none() && layer.is_some_and(|layer| layer >= n_read)
     }
 
-    fn unread_bytes(&self) -> u64 {
+    fn left_bytes(&self) -> u64 {
         let tensors = self.gguf.tensors().iter().enumerate();
-        tensors.filter(|(i, _)| self.is_unread(*i)).map(|(_, tensor)| tensor.n_bytes).sum()
+        tensors.filter(|(i, _)| self.stays_in_file(*i)).map(|(_, tensor)| tensor.n_bytes).sum()
     }
 
     pub fn gguf(&self) -> &Gguf {
@@ -118,6 +132,18 @@ impl Bound {
         &self.weights.routed
     }
 
+    /// All experts that tiers hold, by their numbers there: [`HyperParams::tier_layer`].
+    pub fn in_tier(&self) -> Vec<Option<LayerExperts>> {
+        let mut all = self.weights.all_in_tier(&self.hyper);
+        if self.only_experts {
+            // Of values this machine is not asked.
+            let is_of_values = |number: usize| self.hyper.layer_in_tier(number).1;
+            let values = all.iter_mut().enumerate().filter(|(number, _)| is_of_values(*number));
+            values.for_each(|(_, experts)| *experts = None);
+        }
+        all
+    }
+
     /// Per layer: the dense FFN and the shared expert, each described as a one-expert layer.
     pub fn dense_experts(&self) -> [&[Option<LayerExperts>]; 2] {
         [&self.weights.dense, &self.weights.shared]
@@ -128,31 +154,41 @@ impl Bound {
         has_kernels(&self.hyper, &self.weights, layer, n_ctx)
     }
 
-    /// Experts that a token uses in a layer.
+    /// Experts that a token uses in a layer, at most.
     pub fn k(&self) -> usize {
-        self.hyper.routing.k.max(1)
+        let values = self.hyper.routing.values.map_or(0, |values| values.k);
+        self.hyper.routing.k.max(values).max(1)
+    }
+
+    /// The experts that tiers hold, layer by layer, and how many of them a token uses.
+    pub fn used(&self) -> impl Iterator<Item = (&LayerExperts, usize)> {
+        let routed = self.weights.routed.iter().flatten();
+        let routed = routed.map(|layer| (layer, layer.n_experts.min(self.hyper.routing.k.max(1))));
+        let values = (0..self.hyper.n_layers).filter_map(|l| self.weights.values_of(l));
+        routed.chain(values.map(|values| (&values.experts, values.k)))
     }
 
     /// The requirements of streaming, per layer.
     pub fn needs(&self) -> experts::Needs {
-        experts::needs(&self.gguf, &self.weights.routed, self.k())
+        experts::needs(&self.gguf, &self.in_tier(), self.k())
     }
 
-    /// Slots and reads of streamed experts, for a budget of at least the minimum of `needs`.
+    /// Slots and reads of streamed experts, for a budget of at least the minimum of `needs`: of
+    /// layers as traces have them, without the experts that make values.
     pub fn tier(&self, budget: u64) -> (experts::TierPlan, Box<dyn experts::Layout>) {
         experts::tier_of(&self.gguf, &self.weights.routed, self.k(), budget)
     }
 
-    /// Bytes of all routed experts, and of everything else in the file's tensors.
+    /// Bytes of all routed experts, and of everything else that is read to memory.
     pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
         let (experts, dense) = self.weights.expert_and_dense_bytes(&self.gguf);
-        (experts, if self.only_experts { 0 } else { dense - self.unread_bytes() })
+        (experts, if self.only_experts { 0 } else { dense - self.left_bytes() })
     }
 
     /// Everything is computed where it lies in the mapped file.
     pub fn in_place(self) -> Model {
         let gguf = Arc::new(self.gguf);
-        let routed = Resident::new(gguf.clone(), self.weights.routed.clone());
+        let routed = Resident::new(gguf.clone(), self.weights.all_in_tier(&self.hyper));
         let hierarchy = Hierarchy::in_place(routed);
         let next = self.next.map(|next| NextTokenHead::new(&gguf, &self.descriptor, next));
         Model::new(gguf, self.descriptor, self.hyper, self.weights, hierarchy).with(next)
@@ -162,7 +198,7 @@ impl Bound {
     /// that are read so far, and of how many.
     pub fn in_memory(mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<Model> {
         let n = self.gguf.tensors().len();
-        let keep: Vec<bool> = (0..n).map(|tensor| !self.is_unread(tensor)).collect();
+        let keep: Vec<bool> = (0..n).map(|tensor| !self.stays_in_file(tensor)).collect();
         self.gguf = self.gguf.detached(|tensor| keep[tensor], progress)?;
         Ok(self.in_place())
     }
@@ -174,13 +210,15 @@ impl Bound {
         options: &StreamOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Model> {
-        let routed = self.weights.routed.iter().flatten().flat_map(LayerExperts::tensors);
-        let unread = (0..self.gguf.tensors().len()).filter(|tensor| self.is_unread(*tensor));
+        let in_tier = self.in_tier();
+        let routed = self.weights.all_in_tier(&self.hyper);
+        let routed = routed.iter().flatten().flat_map(LayerExperts::tensors);
+        let unread = (0..self.gguf.tensors().len()).filter(|tensor| self.stays_in_file(*tensor));
         let left: HashSet<usize> = routed.chain(unread).collect();
         let Bound { gguf, descriptor, hyper, weights, next, only_experts } = self;
         let keeps = |tensor| !only_experts && !left.contains(&tensor);
         let gguf = gguf.detached(keeps, progress)?;
-        let hierarchy = Hierarchy::streamed(RamTier::new(&gguf, &weights.routed, options)?);
+        let hierarchy = Hierarchy::streamed(RamTier::new(&gguf, &in_tier, options)?);
         let gguf = Arc::new(gguf);
         let next = next.map(|next| NextTokenHead::new(&gguf, &descriptor, next));
         Ok(Model::new(gguf, descriptor, hyper, weights, hierarchy).with(next))
@@ -260,6 +298,11 @@ impl Model {
         &self.gguf
     }
 
+    /// The table whose rows are read from the file as tokens ask for them.
+    pub(crate) fn row_table(&self) -> Option<&TensorInfo> {
+        self.weights.ngram_tensor().map(|tensor| &self.gguf.tensors()[tensor])
+    }
+
     pub fn path(&self) -> &Path {
         self.gguf.path()
     }
@@ -286,18 +329,13 @@ impl Model {
     /// Whether a device that takes these layers computes a layer: not without its keys or what it
     /// sees of them.
     pub(crate) fn is_on_device(&self, layer: usize, layers: &Range<usize>, n_ctx: usize) -> bool {
-        let has_leader = layers.contains(&self.hyper.leader_of(layer, n_ctx));
+        let has_leader = layers.contains(&self.hyper.leaders(n_ctx)[layer]);
         layers.contains(&layer) && has_leader && self.has_kernels(layer, n_ctx)
     }
 
     /// A layer's routed experts, where it has any.
     pub fn routed_experts(&self, layer: usize) -> Option<&LayerExperts> {
         self.weights.routed[layer].as_ref()
-    }
-
-    /// Bytes of all routed experts, and of everything else in the file's tensors.
-    pub fn expert_and_dense_bytes(&self) -> (u64, u64) {
-        self.weights.expert_and_dense_bytes(&self.gguf)
     }
 
     /// The tiers that hold the routed experts.
@@ -317,8 +355,8 @@ impl Model {
 /// Whether devices have kernels for all parts of a layer, in contexts of `n_ctx`, and of the layers
 /// with which it shares keys and values or what an indexer has chosen.
 fn has_kernels(hyper: &HyperParams, weights: &Weights, layer: usize, n_ctx: usize) -> bool {
-    let leader = hyper.leader_of(layer, n_ctx);
-    let mut alike = (0..hyper.n_layers).filter(|l| hyper.leader_of(*l, n_ctx) == leader);
+    let leaders = hyper.leaders(n_ctx);
+    let mut alike = (0..hyper.n_layers).filter(|l| leaders[*l] == leaders[layer]);
     // Streams that layers leave behind, and the present one.
     let n_streams = hyper.n_layers.checked_div(hyper.kept_every).unwrap_or(0) + 2;
     let has_streams = n_streams <= DEVICE_SOURCES_MAX;

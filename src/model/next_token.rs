@@ -25,7 +25,7 @@ impl NextTokenHead {
         bound: NextTokenWeights,
     ) -> NextTokenHead {
         let NextTokenWeights { hyper, weights, embedding_norm, hidden_norm, input } = bound;
-        let routed = Resident::new(gguf.clone(), weights.routed.clone());
+        let routed = Resident::new(gguf.clone(), weights.all_in_tier(&hyper));
         let hierarchy = Hierarchy::in_place(routed);
         let model = Model::new(gguf.clone(), descriptor.clone(), hyper, weights, hierarchy);
         NextTokenHead { model, embedding_norm, hidden_norm, input }

@@ -57,6 +57,10 @@ pub enum Temperature {
     Steps { scale: f32, length: usize, first: usize },
     /// log(position) / log(length) beyond `length`, else 1 (Grok 2)
     Logarithm { length: usize },
+    /// (1 + (position + 1) / length)^scale (Beam)
+    Power { scale: f32, length: usize },
+    /// ln(position + 1), of which each head makes a factor of its own (SSMax)
+    Heads,
 }
 
 /// Divisors of the frequencies that a file has as tensors.
@@ -74,8 +78,14 @@ impl Temperature {
         let key = "attention.temperature_length";
         match keys.descriptor.parts.tempering {
             Tempering::ByKeys => {}
+            Tempering::Heads => return Ok(Some(Temperature::Heads)),
             Tempering::Unrotated { scale, length, first } => {
                 return Ok(Some(Temperature::Steps { scale, length, first }));
+            }
+            Tempering::Power { scale, length } => {
+                let scale = keys.factor("attention.temperature_scale")?.unwrap_or(scale);
+                let length = keys.count(key)?.unwrap_or(length);
+                return Ok(Some(Temperature::Power { scale, length }));
             }
             Tempering::Logarithm => {
                 let length = keys.number(key)?;
@@ -90,7 +100,7 @@ impl Temperature {
         Ok(Some(Temperature::Steps { scale, length, first: 0 }))
     }
 
-    /// The factor at a position.
+    /// The factor at a position, or what factors are made of.
     pub fn at(&self, position: usize) -> f32 {
         match *self {
             Temperature::Steps { scale, length, first } => {
@@ -100,6 +110,10 @@ impl Temperature {
                 (position as f32).ln() / (length as f32).ln()
             }
             Temperature::Logarithm { .. } => 1.0,
+            Temperature::Heads => ((position + 1) as f32).ln(),
+            Temperature::Power { scale, length } => {
+                (scale * ((position + 1) as f32 / length as f32).ln_1p()).exp()
+            }
         }
     }
 }
@@ -109,18 +123,18 @@ impl RopeParams {
     /// none.
     pub(super) fn of_sliding_layers(&self, keys: &Keys, head_dim: usize) -> Result<RopeParams> {
         // Others have no layers that turn otherwise.
-        if keys.descriptor.parts.window == Window::None {
+        let parts = &keys.descriptor.parts;
+        if parts.window == Window::None || parts.sliding_rope_is_models {
             return Ok(self.clone());
         }
-        let scaling = match keys.descriptor.parts.sliding_rope_is_unscaled {
+        let scaling = match parts.sliding_rope_is_unscaled {
             true => RopeScaling::None,
             false => self.scaling.clone(),
         };
-        let base = match keys.descriptor.parts.mixer {
+        let base = match parts.mixer {
             Mixer::Compressed => keys.positive("rope.freq_base")?.unwrap_or(self.base),
             _ => keys.factor("rope.freq_base_swa")?.unwrap_or(self.base),
         };
-        let parts = &keys.descriptor.parts;
         let plain = if parts.half_of_full_rope { 2 * self.n_rot } else { self.n_rot };
         let n_rot = keys.count("rope.dimension_count_swa")?.unwrap_or(plain);
         if n_rot % 2 != 0 || n_rot > head_dim {
@@ -171,12 +185,9 @@ impl RopeParams {
     /// `rope.scaling.yarn_log_multiplier` (DeepSeek-V2's `mscale_all_dim`, divided by ten).
     pub(super) fn score_factor(&self, keys: &Keys) -> Result<f32> {
         match (&self.scaling, log_multiplier(keys)?) {
-            (RopeScaling::Yarn(yarn), Some(by)) if keys.descriptor.parts.mixer == Mixer::Latent => {
-                Ok((1.0 + by * yarn.factor.ln()).powi(2))
-            }
-            (RopeScaling::Yarn(_), None) if keys.descriptor.parts.mixer == Mixer::Latent => {
-                keys.some(LOG_MULTIPLIER, None)
-            }
+            _ if !scales_scores(keys) => Ok(1.0),
+            (RopeScaling::Yarn(yarn), Some(by)) => Ok((1.0 + by * yarn.factor.ln()).powi(2)),
+            (RopeScaling::Yarn(_), None) => keys.some(LOG_MULTIPLIER, None),
             _ => Ok(1.0),
         }
     }
@@ -203,7 +214,8 @@ impl RopeParams {
                 let pair = |i: usize| {
                     let (fast, slow) = (plain(i), plain(i) / f64::from(yarn.factor));
                     let slowness = blend(i);
-                    (slow * slowness + fast * (1.0 - slowness)) as f32
+                    let blended = (slow * slowness + fast * (1.0 - slowness)) as f32;
+                    blended / factors.all.as_ref().map_or(1.0, |f| f[i])
                 };
                 Frequencies::new(pairs(&pair), yarn.magnitude)
             }
@@ -234,20 +246,28 @@ impl Yarn {
 }
 
 /// The magnitude is what `rope.scaling.attn_factor` or `yarn_attn_factor` says; else
-/// 1 + 0.1·ln(factor) as the paper has it, but for models whose scores are scaled instead
-/// (`yarn_log_multiplier`): the published ones have `mscale` = `mscale_all_dim`, whose ratio is 1.
+/// 1 + 0.1·ln(factor) as the paper has it, divided by 1 + 0.1·m·ln(factor) with
+/// m = `yarn_log_multiplier`, but for models whose scores are scaled instead: the published ones
+/// have `mscale` = `mscale_all_dim`, whose ratio is 1.
 fn yarn(keys: &Keys) -> Result<Yarn> {
     let factor = keys.some("rope.scaling.factor", keys.positive("rope.scaling.factor")?)?;
     let original = keys.require("rope.scaling.original_context_length")?;
-    let scores = log_multiplier(keys)?.is_some_and(|by| by > 0.0);
-    let plain = if scores { 1.0 } else { 1.0 + 0.1 * factor.ln().max(0.0) };
+    let scaled = |by: f32| 1.0 + 0.1 * by * factor.ln().max(0.0);
+    let plain = match log_multiplier(keys)?.filter(|by| *by > 0.0) {
+        Some(_) if scales_scores(keys) => 1.0,
+        by => scaled(1.0) / scaled(by.unwrap_or(0.0)),
+    };
     let given = keys.positive("rope.scaling.attn_factor")?;
     let magnitude = plain * given.unwrap_or(1.0);
+    let beta = |key: &str, plain: f32| {
+        let given = keys.positive(key)?.filter(|_| !keys.descriptor.parts.yarn_betas_are_fixed);
+        Result::Ok(given.unwrap_or(plain))
+    };
     Ok(Yarn {
         factor,
         original,
-        beta_fast: keys.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-        beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+        beta_fast: beta("rope.scaling.yarn_beta_fast", 32.0)?,
+        beta_slow: beta("rope.scaling.yarn_beta_slow", 1.0)?,
         rounds: keys.descriptor.parts.yarn_rounds,
         magnitude: own_magnitude(keys)?.unwrap_or(magnitude),
     })
@@ -261,6 +281,12 @@ fn own_magnitude(keys: &Keys) -> Result<Option<f32>> {
 }
 
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
+/// Whether YaRN's log multiplier is a factor on the scores.
+fn scales_scores(keys: &Keys) -> bool {
+    let parts = &keys.descriptor.parts;
+    parts.mixer == Mixer::Latent && !parts.yarn_leaves_scores
+}
 
 /// 0 leaves the scores alone.
 fn log_multiplier(keys: &Keys) -> Result<Option<f32>> {
@@ -337,6 +363,10 @@ mod tests {
         assert!((0..31).all(|i| ratio(i) <= ratio(i + 1) * 1.000001));
         // 32 turns at pair 10.5, one at 22.5: pairs 10 to 23 are blended if the range is rounded.
         assert!(ratio(10) == 1.0 && ratio(11) > 1.0 && ratio(22) < 8.0);
+        // A file's own divisors come on top.
+        let twos = RopeFactors { all: Some(vec![2.0; 32]), ..RopeFactors::default() };
+        let halved = params(RopeScaling::Yarn(yarn.clone())).frequencies(&twos, 1);
+        assert!(halved.pairs().iter().zip(scaled.pairs()).all(|(a, b)| 2.0 * a == *b));
         let exact = Yarn { rounds: false, ..yarn };
         let exact = params(RopeScaling::Yarn(exact)).frequencies(&RopeFactors::default(), 1);
         assert_ne!(exact.pairs()[15], scaled.pairs()[15]);

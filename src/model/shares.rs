@@ -2,7 +2,6 @@
 
 use super::Bound;
 use super::granules;
-use super::weights::{AttentionWeights, Mixer};
 use crate::experts::LayerExperts;
 
 /// The part of the model that a tensor belongs to.
@@ -25,7 +24,8 @@ impl Bound {
         let names = self.gguf.tensors().iter().map(|tensor| tensor.name.as_str());
         let mut shares: Vec<Share> = names.map(|name| self.share_by_name(name)).collect();
         for (l, experts) in self.weights.routed.iter().enumerate() {
-            for tensor in experts.iter().flat_map(LayerExperts::tensors) {
+            let values = self.weights.values_of(l).map(|values| &values.experts);
+            for tensor in experts.iter().chain(values).flat_map(LayerExperts::tensors) {
                 shares[tensor] = Share::Experts(l);
             }
         }
@@ -40,18 +40,8 @@ impl Bound {
 
     /// Bytes that a layer's weights have beside the file's.
     pub fn unpacked_bytes(&self, layer: usize) -> u64 {
-        match &self.weights.layers[layer].mixer {
-            // Values are normalised without weights, and slopes are in no file.
-            Mixer::Attention(AttentionWeights { v_norm, bias, .. }) => {
-                let lens = [v_norm.as_ref().map(Vec::len), bias.as_ref().map(|b| b.slopes().len())];
-                lens.into_iter().flatten().map(|n| 4 * n.next_multiple_of(64) as u64).sum()
-            }
-            Mixer::Latent(latent) => latent.k_b.all.own_bytes() as u64,
-            Mixer::Compressed(w) => 4 * w.ones.len().next_multiple_of(64) as u64,
-            // Its decays begin at a multiple of 256 bytes on a device.
-            Mixer::Lightning(w) => 4 * w.log_decay.len().next_multiple_of(64) as u64,
-            _ => 0,
-        }
+        let mixer = self.weights.layers[layer].mixer.weights();
+        mixer.map_or(0, |mixer| mixer.unpacked_bytes() as u64)
     }
 
     /// Bytes on a device of what an encoder has besides its layers: its output norm, and what is

@@ -13,6 +13,8 @@ pub struct StreamParams {
     pub rounds: usize,
     /// Whether parts mix the streams.
     pub mixes: bool,
+    /// Whether a part reads by the weights that the part before it has made.
+    pub lags: bool,
     /// Elements that the gates of the streams' elements are made of; 0 if streams have none.
     pub gate_rank: usize,
 }
@@ -22,7 +24,7 @@ impl Keys<'_> {
     pub(super) fn streams(&self) -> Result<Option<StreamParams>> {
         let mixes = match self.descriptor.parts.residual {
             Residual::Hyper => false,
-            Residual::HyperMixed => true,
+            Residual::HyperMixed | Residual::HyperLagging => true,
             Residual::HyperGated => return self.gated_streams().map(Some),
             _ => return Ok(None),
         };
@@ -39,6 +41,7 @@ impl Keys<'_> {
                 false => 0,
             },
             mixes,
+            lags: self.descriptor.parts.residual == Residual::HyperLagging,
             gate_rank: 0,
         }))
     }
@@ -48,9 +51,15 @@ impl Keys<'_> {
         let gate_rank = self.require("hyper_connection.low_rank")?;
         match self.require(count)? {
             1 => Err(self.bad(count, "2 or more".into(), 1)),
-            n => {
-                Ok(StreamParams { n, eps: 0.0, magnitude: 2.0, rounds: 0, mixes: false, gate_rank })
-            }
+            n => Ok(StreamParams {
+                n,
+                eps: 0.0,
+                magnitude: 2.0,
+                rounds: 0,
+                mixes: false,
+                lags: false,
+                gate_rank,
+            }),
         }
     }
 

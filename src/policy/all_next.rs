@@ -53,11 +53,17 @@ mod tests {
         predictor.observe(&Event::IterationStart {
             request: 0,
             phase: Phase::Prompt,
+            token: None,
             embedding: &[],
         });
         assert_eq!(predicted(&mut predictor), []);
         let phase = Phase::Decode;
-        predictor.observe(&Event::IterationStart { request: 0, phase, embedding: &[] });
+        predictor.observe(&Event::IterationStart {
+            request: 0,
+            phase,
+            token: None,
+            embedding: &[],
+        });
         assert_eq!(predicted(&mut predictor), [(1, 0), (1, 1), (1, 2)]);
         for (layer, next, n) in [(1, 3, 4), (3, 4, 2), (4, 1, 3)] {
             let (chosen, probs, hidden) = (&[0, 1][..], &[][..], &[][..]);

@@ -78,11 +78,13 @@ pub enum Event<'a> {
     RequestStart {
         request: u32,
     },
-    /// A forward pass begins. `embedding` is the token's row of the embedding table; for a prompt,
-    /// the mean over its tokens.
+    /// A forward pass begins. `token` is its number in the vocabulary, if it is one token and its
+    /// number is known; `embedding` is the token's row of the embedding table, for a prompt the
+    /// mean over its tokens.
     IterationStart {
         request: u32,
         phase: Phase,
+        token: Option<u32>,
         embedding: &'a [f32],
     },
     /// The router of a layer has chosen experts for a decode step's token.
@@ -103,10 +105,12 @@ pub enum Event<'a> {
         probs: &'a [f32],
     },
     /// A predictor's estimate of a layer's next coming, whichever token brings it, for the
-    /// eviction: the probability that each of the layer's experts is used.
+    /// eviction: the probability that each of the layer's experts is used. `later`: how much more
+    /// often than of late tokens behind that one use each, from -1 to 1; empty if it does not know.
     Expected {
         layer: u32,
         used: &'a [f32],
+        later: &'a [f32],
     },
     /// A forward pass has ended.
     IterationEnd {
@@ -185,6 +189,13 @@ pub struct PromptRouted<'a> {
     /// The experts that each token chose, in order: [n_tokens, k], best first. An id that is none
     /// of the layer's where a chosen expert was full.
     pub chosen: &'a [u32],
+}
+
+impl PromptRouted<'_> {
+    /// Experts that a token has chosen in this layer: fewer than in others where they make values.
+    pub fn k(&self) -> usize {
+        self.chosen.len() / self.n_tokens.max(1) as usize
+    }
 }
 
 /// A look-ahead: a layer's router, applied to another layer's activation.

@@ -186,7 +186,7 @@ impl NextToken {
             return;
         };
         behind.emit(&mut |event| {
-            if let Event::Expected { layer, used } = *event {
+            if let Event::Expected { layer, used, .. } = *event {
                 let expected = &mut layers[layer as usize].expected;
                 expected.clear();
                 expected.extend(used);
@@ -327,7 +327,7 @@ mod tests {
 
     fn start(policy: &mut NextToken) {
         let (phase, embedding) = (Phase::Decode, &[][..]);
-        policy.observe(&Event::IterationStart { request: 0, phase, embedding });
+        policy.observe(&Event::IterationStart { request: 0, phase, token: None, embedding });
     }
 
     fn end(policy: &mut NextToken) {
@@ -425,7 +425,8 @@ mod tests {
 
         fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
             for layer in [0, 1, 3] {
-                listener(&Event::Expected { layer, used: &probs([0, 1]) });
+                let (used, later) = (&probs([0, 1])[..], &[0.0; 2][..]);
+                listener(&Event::Expected { layer, used, later });
             }
         }
     }

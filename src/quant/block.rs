@@ -1,5 +1,6 @@
 //! The traits of block formats, and the cast from a file's bytes to blocks.
 
+use super::BlockQ4_0;
 use crate::gguf::TensorType;
 use half::f16;
 
@@ -75,7 +76,7 @@ pub unsafe trait Block: Copy + 'static {
 }
 
 /// A block whose dot product with activations is two exact integers and two scales: all of them
-/// but NVFP4 ([`super::nvfp4`]).
+/// but NVFP4 ([`super::nvfp4`]) and [`Parts`].
 pub trait IntBlock: Block {
     /// Whether a value is `d·sc·q − dmin·m` and not just `d·sc·q`.
     const MINS: bool;
@@ -101,6 +102,22 @@ pub trait IntBlock: Block {
     /// The exact integers of the dot product with `a`: `Σ_j sc_j·Σ_i q_i·a_i` over the
     /// sub-blocks j, and `Σ_j m_j·Σ_i a_i` (0 where there are no mins).
     fn int_dot(&self, a: &[i8]) -> (i32, i32);
+}
+
+/// A block of several parts of 32 values (`quant::bits`).
+pub trait Parts: Block {
+    const PARTS: usize = Self::LEN / 32;
+
+    fn scale(&self) -> Half;
+
+    /// Values 32j to 32j + 31 with their scale.
+    fn part(&self, j: usize) -> BlockQ4_0;
+
+    fn dequantize_parts(&self, out: &mut [f32]) {
+        for (j, out) in out.chunks_exact_mut(32).enumerate() {
+            self.part(j).dequantize(out);
+        }
+    }
 }
 
 /// The blocks that `bytes` hold.

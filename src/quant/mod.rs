@@ -6,16 +6,17 @@
 //! scalar and vector code, matrix–vector and matrix–matrix, CPU and GPU.
 //!
 //! - **Pairs.** Activations are quantised once a token. Blocks of 256 take Q8_K (256 wide, f32
-//!   scale); blocks of 32 and 64 take Q8_0 (32 wide, scale rounded to f16): the ggml scheme, but
+//!   scale); blocks of 32 to 128 take Q8_0 (32 wide, scale rounded to f16): the ggml scheme, but
 //!   for Q4_1 and Q5_1, where ggml takes Q8_1, whose rounded `d·Σa` is here the exact sum. F32,
-//!   F16 and BF16 weights take f32 activations.
+//!   F16, BF16 and F8_E4M3 weights take f32 activations.
 //! - **Quantised.** For each block b an exact int32 `isum = Σ_j sc_j·Σ_i q_i·a_i` and, where the
 //!   format has mins, an exact int32 `imins = Σ_j m_j·Σ_i a_i`. Eight f32 lanes start at 0; in
 //!   ascending b, `lane[b mod 8] = fma(d_w·d_a, isum as f32, lane[b mod 8])`, then, with mins,
 //!   `lane[b mod 8] = fma(−(dmin·d_a), imins as f32, lane[b mod 8])`.
 //!   What d, the sc_j, the q_i and the m_j are is each format's to say; q_i may come from a table.
 //!   d is an f32: an f16 as stored, times a power of two in some formats, or the power of two of
-//!   MXFP4. An offset is a min: `dmin = −m`, m_j = 1. A sub-block of 16 of NVFP4 is a block b.
+//!   MXFP4. An offset is a min: `dmin = −m`, m_j = 1. A sub-block of 16 of NVFP4 is a block b, and
+//!   so are 32 values of Q1_0 and Q2_0.
 //! - **Float.** Element i goes to lane i mod 8: `lane = fma(w_i, x_i, lane)`, ascending, the row
 //!   padded with zeros to a multiple of eight.
 //! - **Tree.** Lane i + lane i+4, then i + i+2, then i + i+1.
@@ -51,12 +52,14 @@
 //!
 //! # Non-finite values
 //!
-//! `quantize` takes NaN and infinities as 0 in block formats (F32, F16 and BF16 keep them) and
-//! returns how many it met, so that a converter can say so. A block whose scale exceeds f16
-//! (magnitudes above about 5·10⁵) stores an infinite scale; NVFP4 cuts off at 2688. Activations:
-//! see [`q8_0::quantize_activations`].
+//! `quantize` takes NaN and infinities as 0 in block formats (F32, F16 and BF16 keep them, F8_E4M3
+//! keeps NaN and cuts off at 448) and returns how many it met, so that a converter can say so.
+//! A block whose scale exceeds f16 (magnitudes above about 5·10⁵) stores an infinite scale; NVFP4
+//! cuts off at 2688. Activations: see [`q8_0::quantize_activations`].
 
+mod bits;
 mod block;
+pub mod e4m3;
 mod fp4;
 mod iq;
 mod k;
@@ -65,7 +68,9 @@ mod packing;
 mod search;
 mod ternary;
 
-pub use block::{Block, Half, IntBlock, Over, Stored, blocks_of, blocks_of_mut};
+pub use bits::q1_0::BlockQ1_0;
+pub use bits::q2_0::BlockQ2_0;
+pub use block::{Block, Half, IntBlock, Over, Parts, Stored, blocks_of, blocks_of_mut};
 pub use fp4::mxfp4::BlockMXFP4;
 pub use fp4::nvfp4::BlockNVFP4;
 pub use fp4::{e2m1, mxfp4, nvfp4};
@@ -110,7 +115,8 @@ pub fn is_supported(ty: TensorType) -> bool {
     #[rustfmt::skip] // one family a line
     let found = matches!(
         ty,
-        F32 | F16 | BF16
+        F32 | F16 | BF16 | F8_E4M3
+            | Q1_0 | Q2_0
             | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q8_1
             | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K
             | IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S
@@ -126,6 +132,8 @@ pub fn is_supported(ty: TensorType) -> bool {
 macro_rules! with_block {
     ($ty:expr, $call:ident $args:tt) => {
         match $ty {
+            $crate::gguf::TensorType::Q1_0 => $call::<$crate::quant::BlockQ1_0> $args,
+            $crate::gguf::TensorType::Q2_0 => $call::<$crate::quant::BlockQ2_0> $args,
             $crate::gguf::TensorType::NVFP4 => $call::<$crate::quant::BlockNVFP4> $args,
             ty => $crate::with_int_block!(ty, $call $args),
         }
@@ -188,6 +196,9 @@ pub fn dequantize(ty: TensorType, src: &[u8], dst: &mut [f32]) {
                 *o = bf16::from_le_bytes(*b).to_f32();
             }
         }
+        TensorType::F8_E4M3 => {
+            dst.iter_mut().zip(src).for_each(|(o, b)| *o = e4m3::to_f32(*b));
+        }
         _ => with_block!(ty, dequantize_blocks(src, dst)),
     }
 }
@@ -241,6 +252,9 @@ pub fn quantize_weighted(
             for (v, b) in src.iter().zip(dst.as_chunks_mut::<2>().0) {
                 *b = bf16::from_f32(*v).to_le_bytes();
             }
+        }
+        TensorType::F8_E4M3 => {
+            src.iter().zip(dst).for_each(|(v, b)| *b = e4m3::nearest(*v));
         }
         _ => with_block!(ty, quantize_blocks(src, importance, dst)),
     }

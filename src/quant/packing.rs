@@ -1,4 +1,4 @@
-//! Packing of small codes: halves of bytes, top bits apart, quarters of bytes.
+//! Packing of small codes: halves of bytes, top bits apart, quarters of bytes, bits.
 
 /// Codes of four bits: byte i of `qs` holds code i in its low half and code i + n in its high
 /// half, n being the number of bytes.
@@ -36,4 +36,20 @@ pub fn pack_two_bits(codes: &[u8; 256]) -> [u8; 64] {
         qs[32 * (k / 128) + k % 32] |= (code & 3) << (2 * (k / 32 % 4));
     }
     qs
+}
+
+/// Bit i of `bits` as byte i of the little-endian number, 0 or 1.
+#[inline]
+pub fn eight_bits(bits: u8) -> u64 {
+    let apart = (u64::from(bits) * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
+    (apart + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101
+}
+
+/// Bits 2i and 2i + 1 of `codes` as byte i of the little-endian number.
+#[inline]
+pub fn eight_two_bits(codes: u16) -> u64 {
+    let four = u64::from(codes);
+    let four = (four | four << 24) & 0x0000_00ff_0000_00ff;
+    let two = (four | four << 12) & 0x000f_000f_000f_000f;
+    (two | two << 6) & 0x0303_0303_0303_0303
 }

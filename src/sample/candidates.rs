@@ -5,6 +5,21 @@ use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::Rng;
 use std::cmp::Ordering;
 
+/// One sampler of a chain: drops candidates or changes their logits.
+pub trait Stage: Send {
+    /// Leaves at least one candidate.
+    fn apply(&mut self, candidates: &mut Candidates);
+
+    /// Hears of a token that is now part of the text.
+    fn accept(&mut self, _id: u32) {}
+
+    /// How many of the best candidates this stage must see (`None`: all) if what follows must see
+    /// this many of the best that it leaves.
+    fn enough(&self, _best: Option<usize>) -> Option<usize> {
+        None
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     pub id: u32,
@@ -242,7 +257,6 @@ pub fn better(a: &Candidate, b: &Candidate) -> Ordering {
 /// For tests of samplers, which llama.cpp states in probabilities.
 #[cfg(test)]
 pub mod testing {
-    use super::super::Stage;
     use super::*;
 
     /// Candidates of these probabilities.

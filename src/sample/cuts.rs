@@ -1,8 +1,7 @@
 //! Samplers that keep the best tokens: the k best, those of a total probability, those near the
 //! best one.
 
-use super::Stage;
-use super::candidates::Candidates;
+use super::candidates::{Candidates, Stage};
 
 /// The k most probable tokens.
 pub struct TopK(pub usize);

@@ -2,9 +2,8 @@
 //! the longer the repetition is
 //! (<https://github.com/oobabooga/text-generation-webui/pull/5677>).
 
-use super::Stage;
 use super::breakers::Breakers;
-use super::candidates::{Candidates, finite};
+use super::candidates::{Candidates, Stage, finite};
 use super::math::{ln, power};
 use std::collections::{HashMap, VecDeque};
 

@@ -40,7 +40,7 @@ use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use adaptive::Adaptive;
 use breakers::Breakers;
-use candidates::Candidates;
+use candidates::{Candidates, Stage};
 use cuts::{MinP, TopK, TopNSigma, TopP};
 use dry::Dry;
 use grammar::TokenMask;
@@ -52,21 +52,6 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use temperature::Temperature;
 use typical::TypicalP;
 use xtc::Xtc;
-
-/// One sampler of a chain: drops candidates or changes their logits.
-trait Stage: Send {
-    /// Leaves at least one candidate.
-    fn apply(&mut self, candidates: &mut Candidates);
-
-    /// Hears of a token that is now part of the text.
-    fn accept(&mut self, _id: u32) {}
-
-    /// How many of the best candidates this stage must see (`None`: all) if what follows must see
-    /// this many of the best that it leaves.
-    fn enough(&self, _best: Option<usize>) -> Option<usize> {
-        None
-    }
-}
 
 /// Biases on logits, before all else.
 struct Bias(Vec<LogitBias>);

@@ -1,7 +1,7 @@
 //! Penalties on the logits of recent tokens.
 
-use super::candidates::{Candidates, finite};
-use super::{SamplerOptions, Stage};
+use super::candidates::{Candidates, Stage, finite};
+use super::options::SamplerOptions;
 use std::collections::{HashMap, VecDeque};
 
 pub struct Penalties {

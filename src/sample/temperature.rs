@@ -1,7 +1,6 @@
 //! The temperature, and one that follows the entropy.
 
-use super::Stage;
-use super::candidates::Candidates;
+use super::candidates::{Candidates, Stage};
 use super::math::{ln, power};
 
 /// From `temp − range`, where the model is sure, to `temp + range`, where all tokens are alike.

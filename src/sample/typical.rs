@@ -1,8 +1,7 @@
 //! Locally typical sampling (Meister et al., 2022): the tokens whose surprise is nearest to the
 //! expected one.
 
-use super::Stage;
-use super::candidates::Candidates;
+use super::candidates::{Candidates, Stage};
 
 /// The most typical that have more than this probability together, and no fewer than the second
 /// number.

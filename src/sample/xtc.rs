@@ -1,8 +1,7 @@
 //! XTC, "exclude top choices": now and then the most probable tokens are left out, but for the
 //! least probable one of them.
 
-use super::Stage;
-use super::candidates::{Candidates, uniform};
+use super::candidates::{Candidates, Stage, uniform};
 use rand_chacha::ChaCha12Rng;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -13,6 +13,7 @@ mod mat;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod packed;
+mod parts;
 mod scalar;
 pub mod tile;
 
@@ -118,7 +119,11 @@ impl<'a> Product<'a> {
 
 /// Room that a matrix–matrix kernel unpacks weights into; one a thread, reused for every call.
 #[derive(Default)]
-pub struct Scratch(AlignedBytes);
+pub struct Scratch {
+    panel: AlignedBytes,
+    /// Rows of a format that is written out as another first.
+    rows: AlignedBytes,
+}
 
 impl Scratch {
     pub fn new() -> Self {
@@ -127,8 +132,8 @@ impl Scratch {
 
     /// At least `bytes`, on a cache line; allocates only when it never was this large.
     fn get(&mut self, bytes: usize) -> *mut u8 {
-        self.0.reserve(bytes);
-        self.0.as_mut_ptr()
+        self.panel.reserve(bytes);
+        self.panel.as_mut_ptr()
     }
 }
 

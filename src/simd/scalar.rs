@@ -5,7 +5,8 @@ use super::{ActView, Kernels, Product, Scratch};
 use super::{exp, tile};
 use crate::gguf::TensorType;
 use crate::quant::nvfp4::half_e4m3;
-use crate::quant::{self, BlockNVFP4, IntBlock, blocks_of, q8_0, q8_k, tree8};
+use crate::quant::{self, BlockNVFP4, BlockQ1_0, BlockQ2_0, IntBlock, Parts};
+use crate::quant::{blocks_of, e4m3, q8_0, q8_k, tree8};
 use crate::with_int_block;
 use half::{bf16, f16};
 
@@ -63,6 +64,9 @@ fn dot_row(ty: TensorType, row: &[u8], acts: ActView, t: usize) -> f32 {
             let row = row.as_chunks::<2>().0.iter().map(|w| bf16::from_le_bytes(*w).to_f32());
             dot_float(acts.f32s(t), row)
         }
+        TensorType::F8_E4M3 => dot_float(acts.f32s(t), row.iter().map(|w| e4m3::to_f32(*w))),
+        TensorType::Q1_0 => dot_parts::<BlockQ1_0>(row, acts.qs(t), acts.scales(t)),
+        TensorType::Q2_0 => dot_parts::<BlockQ2_0>(row, acts.qs(t), acts.scales(t)),
         TensorType::NVFP4 => dot_nvfp4(row, acts.qs(t), acts.scales(t)),
         _ => with_int_block!(ty, dot_blocks(row, acts.qs(t), acts.scales(t))),
     }
@@ -78,6 +82,17 @@ fn dot_blocks<B: IntBlock>(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
         if B::MINS {
             *lane = (-(dmin * scales[b])).mul_add(imins as f32, *lane);
         }
+    }
+    tree8(lanes)
+}
+
+/// Each part is a block.
+fn dot_parts<B: Parts>(row: &[u8], qs: &[i8], scales: &[f32]) -> f32 {
+    let mut lanes = [0f32; 8];
+    for (b, a) in qs.chunks_exact(32).enumerate() {
+        let part = blocks_of::<B>(row)[b / B::PARTS].part(b % B::PARTS);
+        let lane = &mut lanes[b % 8];
+        *lane = (part.d.get() * scales[b]).mul_add(part.int_dot(a).0 as f32, *lane);
     }
     tree8(lanes)
 }

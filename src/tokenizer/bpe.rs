@@ -40,7 +40,7 @@ impl<'v> Interner<'v> {
 
 impl Bpe {
     pub fn new(vocab: &Vocab) -> Result<Self> {
-        let pre = PreTokenizer::named(vocab.pre.as_deref(), &vocab.path)?;
+        let pre = PreTokenizer::named(vocab.pre.as_deref(), vocab.nfc, &vocab.path)?;
         let n_vocab = vocab.tokens.len() as u32;
         // Of tokens spelt alike the last one counts, as in llama.cpp.
         let by_text: HashMap<&[u8], u32> =

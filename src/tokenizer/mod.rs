@@ -1,5 +1,6 @@
 //! GGUF vocabularies to text and back: byte-level BPE (`tokenizer.ggml.model` = `gpt2`),
-//! SentencePiece BPE (`llama`, `gemma4`) and SentencePiece unigram (`t5`). The core works on a
+//! SentencePiece BPE (`llama`; `gemma4`, `whitespace` and some `gpt2` with ranked merges) and
+//! SentencePiece unigram (`t5`). The core works on a
 //! [`Vocab`] and knows nothing of files; `from_gguf.rs` fills one from metadata.
 //!
 //! Ids are those of the model's own tokenizer (HF `tokenizers`, `sentencepiece`); where those two
@@ -34,6 +35,7 @@ use partition::{Fragment, Partition};
 use spm::Spm;
 use std::collections::BTreeSet;
 use ugm::Ugm;
+use vocab::SPM_SPACE;
 
 /// Options of `encode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,10 +71,22 @@ pub struct Tokenizer {
     types: Vec<TokenType>,
     special: SpecialIds,
     eog: BTreeSet<u32>,
+    suppressed: Vec<u32>,
     add_bos: bool,
     add_eos: bool,
-    add_space_prefix: bool,
+    space_prefix: SpacePrefix,
     source_language: Option<u32>,
+}
+
+/// The parts of a text that are read with a space more before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SpacePrefix {
+    Nowhere,
+    /// SentencePiece's dummy prefix: before the text and again after each special token, because
+    /// each stretch between special tokens is a sentence of its own.
+    EachPart,
+    /// Before a text that starts with neither a special token nor a space.
+    Start,
 }
 
 /// Byte strings by id, in one allocation.
@@ -111,7 +125,7 @@ impl Tokenizer {
             VocabModel::Ugm => Algorithm::Ugm(Box::new(Ugm::new(&vocab, special.unk)?)),
         };
         let (bos, eos, space) = match &algorithm {
-            Algorithm::Spm(_) => (true, false, vocab.model == VocabModel::Spm),
+            Algorithm::Spm(spm) => (spm.adds_bos(), false, vocab.model == VocabModel::Spm),
             Algorithm::Ugm(_) => (false, true, false),
             Algorithm::Bpe(bpe) => (bpe.adds_bos(), false, false),
             Algorithm::None => (false, false, false),
@@ -124,13 +138,19 @@ impl Tokenizer {
             eog,
             // Some converters say that Gemma 4 has no BOS.
             add_bos: match vocab.model {
-                VocabModel::SpmMerges => special.bos.is_some(),
+                VocabModel::SpmMerges if bos => special.bos.is_some(),
                 _ => has_token(vocab.add_bos.unwrap_or(bos), special.bos, "begin"),
             },
             add_eos: has_token(vocab.add_eos.unwrap_or(eos), special.eos, "end"),
-            add_space_prefix: vocab.model != VocabModel::Bpe
-                && vocab.add_space_prefix.unwrap_or(space),
+            space_prefix: if vocab.prepends_first {
+                SpacePrefix::Start
+            } else if vocab.model != VocabModel::Bpe && vocab.add_space_prefix.unwrap_or(space) {
+                SpacePrefix::EachPart
+            } else {
+                SpacePrefix::Nowhere
+            },
             source_language: vocab.source_language,
+            suppressed: vocab.suppressed,
             texts: Pieces::collect(vocab.tokens.iter()),
             types: vocab.types,
         })
@@ -147,9 +167,10 @@ impl Tokenizer {
             types: vec![TokenType::Unused; n_vocab],
             special: SpecialIds::default(),
             eog: BTreeSet::new(),
+            suppressed: Vec::new(),
             add_bos: false,
             add_eos: false,
-            add_space_prefix: false,
+            space_prefix: SpacePrefix::Nowhere,
             source_language: None,
         }
     }
@@ -190,18 +211,24 @@ impl Tokenizer {
         if options.add_special {
             out.extend(language);
         }
-        // SentencePiece's dummy prefix stands before the text and again after each special token,
-        // because each stretch between special tokens is a sentence of its own.
-        let mut after_special = true;
-        self.partition.split(text, options.parse_special, seams, |fragment| match fragment {
-            Fragment::Token(id) => {
-                out.push(id);
-                after_special = true;
-            }
-            Fragment::Text(text) => {
-                self.encode_text(text, after_special, &mut out);
-                after_special = false;
-            }
+        let (mut at_start, mut after_special) = (true, true);
+        self.partition.split(text, options.parse_special, seams, |fragment| {
+            after_special = match fragment {
+                Fragment::Token(id) => {
+                    out.push(id);
+                    true
+                }
+                Fragment::Text(text) => {
+                    let prefix_space = match self.space_prefix {
+                        SpacePrefix::Nowhere => false,
+                        SpacePrefix::EachPart => after_special,
+                        SpacePrefix::Start => at_start,
+                    };
+                    self.encode_text(text, prefix_space, &mut out);
+                    false
+                }
+            };
+            at_start = false;
         });
         if options.add_special && self.add_eos {
             out.extend(self.special.eos);
@@ -214,16 +241,16 @@ impl Tokenizer {
         out
     }
 
-    fn encode_text(&self, text: &str, after_special: bool, out: &mut Vec<u32>) {
+    fn encode_text(&self, text: &str, prefix_space: bool, out: &mut Vec<u32>) {
         match &self.algorithm {
             Algorithm::None => {}
+            // Bytes of a text are written as they are, U+2581 too.
+            Algorithm::Bpe(bpe) if prefix_space && !text.starts_with(SPM_SPACE) => {
+                bpe.encode(&format!("{SPM_SPACE}{text}"), out);
+            }
             Algorithm::Bpe(bpe) => bpe.encode(text, out),
-            Algorithm::Spm(spm) => {
-                spm.encode(text, self.add_space_prefix && after_special, out);
-            }
-            Algorithm::Ugm(ugm) => {
-                ugm.encode(text, self.add_space_prefix && after_special, out);
-            }
+            Algorithm::Spm(spm) => spm.encode(text, prefix_space, out),
+            Algorithm::Ugm(ugm) => ugm.encode(text, prefix_space, out),
         }
     }
 
@@ -246,7 +273,7 @@ impl Tokenizer {
     }
 
     /// The piece of `id` without the space that `encode` put before it: the first space at the
-    /// start of the text and after a special token.
+    /// start of the text and, where each part has one, after a special token.
     fn piece_in_context(
         &self,
         id: u32,
@@ -255,11 +282,12 @@ impl Tokenizer {
     ) -> Result<&[u8]> {
         let piece = self.piece(id)?;
         if self.is_special(id) {
-            *after_special = true;
             let hide = skip_special && !matches!(self.types[id as usize], TokenType::UserDefined);
+            // A token that is not shown leaves the start of the text where it was.
+            *after_special = self.space_prefix == SpacePrefix::EachPart || (*after_special && hide);
             return Ok(if hide { b"" } else { piece });
         }
-        let strip = std::mem::take(after_special) && self.add_space_prefix;
+        let strip = std::mem::take(after_special) && self.space_prefix != SpacePrefix::Nowhere;
         Ok(if strip { piece.strip_prefix(b" ").unwrap_or(piece) } else { piece })
     }
 
@@ -325,6 +353,11 @@ impl Tokenizer {
     /// All tokens that end a generation, ascending.
     pub fn eog_ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.eog.iter().copied()
+    }
+
+    /// Tokens that no generation takes, as the file says.
+    pub fn suppressed(&self) -> &[u32] {
+        &self.suppressed
     }
 
     /// Whether `id` is a control, unknown or user-defined token: one that the text partition finds.

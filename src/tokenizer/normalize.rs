@@ -1,11 +1,14 @@
-//! SentencePiece's normalisation of a text: characters are replaced by the charsmap, surplus spaces
-//! removed, spaces written as U+2581, one of them put first.
+//! SentencePiece's normalisation of a text: to NFC where the file says so, characters are replaced
+//! by the charsmap, surplus spaces removed, spaces written as U+2581, one of them put first.
 
 use super::charsmap::Charsmap;
 use super::vocab::{SPM_SPACE, Vocab};
 use crate::Result;
+use std::borrow::Cow;
+use unicode_normalization::{UnicodeNormalization, is_nfc};
 
 pub struct Normalizer {
+    nfc: bool,
     charsmap: Option<Charsmap>,
     /// Spaces at both ends go, runs of them become one.
     remove_extra_whitespaces: bool,
@@ -14,13 +17,19 @@ pub struct Normalizer {
 impl Normalizer {
     pub fn new(vocab: &Vocab) -> Result<Self> {
         Ok(Self {
+            nfc: vocab.nfc.unwrap_or(false),
             charsmap: Charsmap::parse(&vocab.charsmap, &vocab.path)?,
             remove_extra_whitespaces: vocab.remove_extra_whitespaces.unwrap_or(false),
         })
     }
 
     /// `text` as pieces are spelt. Empty stays empty, also with `prefix_space`.
-    pub fn apply(&self, mut text: &str, prefix_space: bool) -> String {
+    pub fn apply(&self, text: &str, prefix_space: bool) -> String {
+        let mut whole = Cow::Borrowed(text);
+        if self.nfc && !is_nfc(text) {
+            whole = text.nfc().collect();
+        }
+        let mut text = &*whole;
         let mut out = String::with_capacity(text.len() + text.len() / 2 + SPM_SPACE.len());
         if prefix_space && !text.is_empty() {
             out.push_str(SPM_SPACE);
@@ -74,5 +83,13 @@ mod tests {
         assert_eq!(few.apply(" a  b ", true), "▁a▁b");
         assert_eq!(few.apply(" a  b ", false), "a▁b");
         assert_eq!(few.apply("   ", true), "");
+    }
+
+    #[test]
+    fn nfc_where_the_file_says_so() {
+        let mut vocab = Vocab::new(VocabModel::Ugm, Vec::new());
+        assert_eq!(Normalizer::new(&vocab).unwrap().apply("e\u{301}", false), "e\u{301}");
+        vocab.nfc = Some(true);
+        assert_eq!(Normalizer::new(&vocab).unwrap().apply("e\u{301} x", true), "▁é▁x");
     }
 }

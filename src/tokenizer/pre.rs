@@ -14,6 +14,9 @@ pub(super) struct Row {
     pub patterns: &'static [&'static str],
     /// The tokenizer normalises to NFC first.
     pub nfc: bool,
+    /// A zero-width non-joiner behind `[` or `<` is dropped first: with one, texts spell special
+    /// tokens that are none.
+    pub drops_joiners: bool,
     /// A word that is in the vocabulary is its token, whatever the merges say.
     pub ignore_merges: bool,
     /// BOS is added when the file does not say.
@@ -70,6 +73,31 @@ const MINICPM5: &str = concat!(
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// Whitespace in powers of two, where other patterns have `\s+(?!\S)|\s+`.
+macro_rules! powers_of_two {
+    () => {
+        concat!(
+            r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)",
+            r"|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+        )
+    };
+}
+
+pub(super) const POWERS_OF_TWO: &str = powers_of_two!();
+
+/// LLAMA3 with that.
+const JAIS2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
+    powers_of_two!()
+);
+
+/// LLAMA3 whose words keep their marks and joiners.
+const K2_HORIZON: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}|\p{M}|\u200C|\u200D)+|",
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// Words also end where lower case turns into upper case.
 const O200K: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
@@ -84,6 +112,31 @@ const TEKKEN: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|",
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// Digits in threes from the right.
+macro_rules! threes {
+    () => {
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))|\p{N}{1,2}"
+    };
+}
+
+pub(super) const THREES: &str = threes!();
+
+/// TEKKEN with that.
+const TEKKEN_NUM3: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|",
+    threes!(),
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// O200K after stages for digits and for Chinese and kana.
+const FLINT: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
 /// O200K with digits one by one, after a stage for East Asian scripts.
@@ -155,10 +208,13 @@ const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9
 /// llama.cpp's patterns for Falcon.
 const FALCON: &[&str] = &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"];
 
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+
 const PLAIN: Row = Row {
     names: &[],
     patterns: &[],
     nfc: false,
+    drops_joiners: false,
     ignore_merges: false,
     add_bos: false,
     marker: None,
@@ -195,6 +251,7 @@ pub(super) const TABLE: &[Row] = &[
         patterns: &[QWEN2], nfc: true, ..PLAIN
     },
     Row { names: &["grok-2", "stablelm2", "solar-open"], patterns: &[QWEN2], ..PLAIN },
+    Row { names: &["laguna"], patterns: &[r"[^\n]+|[\n]+", QWEN2], ..PLAIN },
     Row { names: &["qwen35"], patterns: &[QWEN35], nfc: true, ..PLAIN },
     Row { names: &["ufakzeka"], patterns: &[UFAKZEKA], ..PLAIN },
     Row { names: &["seed-coder"], patterns: &[SEED], ..PLAIN },
@@ -213,6 +270,8 @@ pub(super) const TABLE: &[Row] = &[
     },
     Row { names: &["chatglm-bpe"], patterns: &[LLAMA3], marker: GLM, ..PLAIN },
     Row { names: &["dbrx", "smaug-bpe"], patterns: &[LLAMA3], ..PLAIN },
+    Row { names: &["jais-2"], patterns: &[JAIS2], ..PLAIN },
+    Row { names: &["k2-horizon"], patterns: &[K2_HORIZON], ..PLAIN },
     Row {
         names: &["minicpm5"],
         patterns: &[r"\p{N}{1,3}", MINICPM5], ignore_merges: true, ..PLAIN
@@ -229,6 +288,28 @@ pub(super) const TABLE: &[Row] = &[
     Row {
         names: &["tekken"],
         patterns: &[TEKKEN], ignore_merges: true, add_bos: true, ..PLAIN
+    },
+    Row {
+        names: &["tekken-num3"],
+        patterns: &[TEKKEN_NUM3], ignore_merges: true, add_bos: true, ..PLAIN
+    },
+    Row {
+        names: &["nemotron-3.5-embed"],
+        patterns: &[TEKKEN], drops_joiners: true, ignore_merges: true, add_bos: true, ..PLAIN
+    },
+    Row {
+        names: &["flint"],
+        patterns: &[r"\p{N}{1,3}", CJK_AND_KANA, FLINT], ..PLAIN
+    },
+    Row { names: &["bloom", "poro-chat", "gpt3-finnish"], patterns: &[BLOOM], ..PLAIN },
+    Row { names: &["viking"], patterns: &[BLOOM, r"\p{N}"], ..PLAIN },
+    Row {
+        names: &["chameleon"],
+        patterns: &[
+            r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )",
+            r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2,
+        ],
+        add_bos: true, ..PLAIN
     },
     Row { names: &["kimi-k2"], patterns: &[KIMI], ..PLAIN },
     Row { names: &["youtu"], patterns: &[YOUTU_SCRIPTS, YOUTU], ignore_merges: true, ..PLAIN },
@@ -258,6 +339,10 @@ pub(super) const TABLE: &[Row] = &[
     },
 ];
 
+/// Pre-tokenizers of `gpt2` files whose merges join characters instead of bytes.
+pub(super) const OF_CHARACTERS: &[&str] =
+    &["gemma4", "granite-embed-multi-311m", "sarvam-moe", "domyn-small", "mmbert", "soprano"];
+
 /// The name for a tokenizer with these patterns, for the converter; `has` says whether there is a
 /// special token. Of several rows one that treats whole words alike is preferred, then the first:
 /// vocabularies in which merges reach every word split alike either way.
@@ -267,7 +352,7 @@ pub fn name_of(
     ignore_merges: bool,
     has: impl Fn(&str) -> bool,
 ) -> Option<&'static str> {
-    let fits = |row: &&Row| row.nfc == nfc && row.patterns == patterns;
+    let fits = |row: &&Row| row.nfc == nfc && !row.drops_joiners && row.patterns == patterns;
     let rows = || TABLE.iter().filter(fits);
     // `max_by_key` takes the last of equals.
     let best = rows().rev().filter(|row| row.marker.is_none_or(&has));
@@ -281,5 +366,5 @@ pub fn known_names() -> impl Iterator<Item = &'static str> {
 
 /// All names of every row.
 pub fn is_known(name: &str) -> bool {
-    TABLE.iter().any(|row| row.names.contains(&name))
+    TABLE.iter().any(|row| row.names.contains(&name)) || OF_CHARACTERS.contains(&name)
 }

@@ -6,6 +6,7 @@
 //!
 //! - Most end in `\s+(?!\S)|\s+`, "whitespace, without its last character if a word follows". Ours
 //!   end in `\s+`, and `split` gives the last character of such a match back to what follows.
+//! - Whitespace in powers of two is such a match, cut once more.
 //! - The few that count digits from the right are [`Digits`].
 //! - Possessive quantifiers (`?+`, `++`) stand only where backtracking could change nothing.
 
@@ -13,6 +14,7 @@ use super::pre::{self, Row};
 use crate::Result;
 use crate::error::Error;
 use regex::Regex;
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
 use unicode_normalization::{UnicodeNormalization, is_nfc};
@@ -30,9 +32,14 @@ struct Pattern {
     /// `\s*[\r\n]+` stands before it: whitespace that ends in a line break is no match of the rule.
     /// (`\s*[\r\n]` matches the same: both end at the last line break of the whitespace.)
     keeps_line_breaks: bool,
+    /// The whitespace rule's matches are cut in powers of two.
+    in_powers: bool,
+    /// Matches are cut further where they have digits.
+    digits: Option<Digits>,
 }
 
-/// Numbers, which are runs of decimal digits (`\p{Nd}`), in groups of three from the right.
+/// Numbers, which are runs of decimal digits (`\p{Nd}`) unless stated otherwise, in groups of three
+/// from the right.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Digits {
     /// Each group is a part.
@@ -41,6 +48,8 @@ enum Digits {
     GroupsOutsideWords,
     /// A cut before each whole group; what stands before the first cut keeps its digits.
     Cuts,
+    /// Each group is a part, of digits of any kind (`\p{N}`).
+    GroupsOfAnyKind,
 }
 
 impl Stage {
@@ -67,15 +76,20 @@ impl Stage {
 
 impl Pattern {
     fn new(original: &str) -> Self {
-        let (head, gives_back) = match original.strip_suffix(r"|\s+(?!\S)|\s+") {
+        let in_powers = original.ends_with(pre::POWERS_OF_TWO);
+        let rule = if in_powers { pre::POWERS_OF_TWO } else { r"|\s+(?!\S)|\s+" };
+        let (head, gives_back) = match original.strip_suffix(rule) {
             Some(head) => (format!(r"{head}|\s+"), true),
             None => (original.to_owned(), false),
         };
-        let greedy = head.replace("?+", "?").replace("++", "+");
+        let digits = head.contains(pre::THREES).then_some(Digits::GroupsOfAnyKind);
+        let greedy = head.replace(pre::THREES, r"\p{N}+").replace("?+", "?").replace("++", "+");
         Self {
             regex: Regex::new(&greedy).expect("the table's patterns are valid"),
             gives_back,
             keeps_line_breaks: greedy.contains(r"\s*[\r\n]"),
+            in_powers,
+            digits,
         }
     }
 
@@ -87,11 +101,22 @@ impl Pattern {
             if at < found.start() {
                 each(&text[at..found.start()]);
             }
-            each(&text[found.start()..end]);
+            self.refine(&text[found.start()..end], each);
             at = end;
         }
         if at < text.len() {
             each(&text[at..]);
+        }
+    }
+
+    /// Calls `each` with the parts of a match, in order.
+    fn refine<'a>(&self, found: &'a str, each: &mut impl FnMut(&'a str)) {
+        match self.digits {
+            Some(digits) => digits.split(found, each),
+            None if self.in_powers && !found.ends_with(['\r', '\n']) && is_space(found) => {
+                in_powers_of_two(found, each);
+            }
+            None => each(found),
         }
     }
 
@@ -110,10 +135,29 @@ impl Pattern {
     }
 }
 
+fn is_space(text: &str) -> bool {
+    text.chars().all(char::is_whitespace)
+}
+
+/// The largest power of two up to 512 that is left, again and again.
+fn in_powers_of_two<'a>(mut spaces: &'a str, each: &mut impl FnMut(&'a str)) {
+    while let n @ 1.. = spaces.chars().take(512).count() {
+        let power = 1 << n.ilog2();
+        let end = spaces.char_indices().nth(power).map_or(spaces.len(), |(end, _)| end);
+        each(&spaces[..end]);
+        spaces = &spaces[end..];
+    }
+}
+
 impl Digits {
     fn split<'a>(self, text: &'a str, each: &mut impl FnMut(&'a str)) {
-        static NUMBER: OnceLock<Regex> = OnceLock::new();
-        let number = NUMBER.get_or_init(|| Regex::new(r"\p{Nd}+").expect("a constant pattern"));
+        static DECIMAL: OnceLock<Regex> = OnceLock::new();
+        static ANY: OnceLock<Regex> = OnceLock::new();
+        let (number, pattern) = match self {
+            Self::GroupsOfAnyKind => (&ANY, r"\p{N}+"),
+            _ => (&DECIMAL, r"\p{Nd}+"),
+        };
+        let number = number.get_or_init(|| Regex::new(pattern).expect("a constant pattern"));
         // Where the part begins that has not been handed out yet.
         let mut part = 0;
         let mut cut = |at: usize| {
@@ -153,6 +197,7 @@ fn starts_with_word(text: &str) -> bool {
 pub struct PreTokenizer {
     stages: Vec<Stage>,
     nfc: bool,
+    drops_joiners: bool,
     pub ignore_merges: bool,
     pub add_bos: bool,
 }
@@ -160,7 +205,9 @@ pub struct PreTokenizer {
 impl PreTokenizer {
     /// By the value of `tokenizer.ggml.pre`. An unknown one is refused: a guess would cut words in
     /// the wrong places, which makes the model's answers worse without any sign of it.
-    pub fn named(name: Option<&str>, path: &Path) -> Result<Self> {
+    ///
+    /// `nfc` is the file's own word on normalisation, if it says anything.
+    pub fn named(name: Option<&str>, nfc: Option<bool>, path: &Path) -> Result<Self> {
         let wanted = name.unwrap_or_else(|| {
             log::warn!("the file names no pre-tokenizer (tokenizer.ggml.pre): using `default`");
             "default"
@@ -177,13 +224,14 @@ impl PreTokenizer {
                 ),
             )
         })?;
-        Ok(Self::of(row))
+        Ok(Self::of(row, nfc.unwrap_or(row.nfc)))
     }
 
-    fn of(row: &Row) -> Self {
+    fn of(row: &Row, nfc: bool) -> Self {
         Self {
             stages: row.patterns.iter().filter_map(|original| Stage::of(original)).collect(),
-            nfc: row.nfc,
+            nfc,
+            drops_joiners: row.drops_joiners,
             ignore_merges: row.ignore_merges,
             add_bos: row.add_bos,
         }
@@ -191,11 +239,14 @@ impl PreTokenizer {
 
     /// Calls `each` with the words of `text`, in order.
     pub fn words(&self, text: &str, mut each: impl FnMut(&str)) {
-        if self.nfc && !is_nfc(text) {
-            let normal: String = text.nfc().collect();
-            return self.words_from(0, &normal, &mut each);
+        let mut text = Cow::Borrowed(text);
+        if self.nfc && !is_nfc(&text) {
+            text = text.nfc().collect();
         }
-        self.words_from(0, text, &mut each)
+        if self.drops_joiners && text.contains('\u{200c}') {
+            text = text.replace("[\u{200c}", "[").replace("<\u{200c}", "<").into();
+        }
+        self.words_from(0, &text, &mut each)
     }
 
     fn words_from(&self, stage: usize, text: &str, each: &mut dyn FnMut(&str)) {
@@ -214,7 +265,7 @@ mod tests {
 
     fn words(pre: &str, text: &str) -> Vec<String> {
         let mut out = Vec::new();
-        let pre = PreTokenizer::named(Some(pre), Path::new("")).unwrap();
+        let pre = PreTokenizer::named(Some(pre), None, Path::new("")).unwrap();
         pre.words(text, |word| out.push(word.to_string()));
         out
     }
@@ -265,6 +316,26 @@ mod tests {
     }
 
     #[test]
+    fn digits_of_any_kind_in_threes_and_whitespace_in_powers_of_two() {
+        assert_eq!(words("tekken-num3", "a  1234567½"), ["a", " ", " ", "12", "345", "67½"]);
+        assert_eq!(words("tekken-num3", "12 1"), ["12", " ", "1"]);
+        let sizes = |text: &str| {
+            let words = words("jais-2", text);
+            words.iter().map(|word| word.chars().count()).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&" ".repeat(1031)), [512, 512, 4, 2, 1]);
+        assert_eq!(sizes(&format!("a{}b", " ".repeat(8))), [1, 4, 2, 1, 2]);
+        assert_eq!(sizes(&format!("a \n{}1", "\u{3000}".repeat(3))), [1, 2, 2, 1, 1]);
+    }
+
+    #[test]
+    fn a_joiner_behind_a_bracket_is_dropped() {
+        let text = "<\u{200c}s>[\u{200c}\u{200c}x]a\u{200c}b";
+        assert_eq!(words("nemotron-3.5-embed", text).concat(), "<s>[\u{200c}x]a\u{200c}b");
+        assert_eq!(words("tekken", text).concat(), text);
+    }
+
+    #[test]
     fn chinese_stands_apart_for_kimi() {
         assert_eq!(words("kimi-k2", "漢字かなKana漢"), ["漢字", "かなKana", "漢"]);
         assert_eq!(words("gpt-4o", "漢字かなKana漢"), ["漢字かなKana漢"]);
@@ -278,7 +349,9 @@ mod tests {
             let patterns: Vec<String> = row.patterns.iter().map(|p| p.to_string()).collect();
             let has = |token: &str| row.marker == Some(token);
             let found = pre::name_of(&patterns, row.nfc, row.ignore_merges, has);
-            assert_eq!(found, Some(row.names[0]));
+            // What a normaliser does beside is not in the patterns.
+            let expected = if row.drops_joiners { "tekken" } else { row.names[0] };
+            assert_eq!(found, Some(expected));
         }
         let none = |_: &str| false;
         assert_eq!(pre::name_of(&["x".into()], false, false, none), None);
@@ -289,7 +362,7 @@ mod tests {
 
     #[test]
     fn unknown_name_is_refused_with_the_way_out() {
-        let error = PreTokenizer::named(Some("nonsense"), Path::new("m.gguf")).err().unwrap();
+        let error = PreTokenizer::named(Some("nonsense"), None, Path::new("m.gguf")).err().unwrap();
         let text = error.to_string();
         assert!(text.contains("`nonsense`"), "{text}");
         assert!(text.contains("`--override-kv tokenizer.ggml.pre=str:NAME`"), "{text}");

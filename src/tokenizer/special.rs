@@ -75,7 +75,9 @@ const FIM_SEPARATOR: &[&str] = &["<|file_sep|>"];
 /// Names that end a generation wherever they are in a vocabulary, beside those above.
 const END_OF_GENERATION: &[&str] = &[
     "<|eot_id|>",
+    "<|eot|>",
     "<|im_end|>",
+    "<|ifm|im_end|>",
     "<|end|>",
     "<|return|>",
     "<|call|>",
@@ -111,6 +113,12 @@ pub fn is_doubtful(name: &str) -> bool {
 /// Not an end of generation, but if it exists, `</s>` is not one either.
 const PLAMO_EOS: &str = "<|plamo:eos|>";
 
+/// Beam's start of a call's parameter, of which the same is true.
+const BEAM_PARAMETER: &str = "<rfl:parameter name=\"";
+
+/// Flint's answers end where another one's turn begins.
+const FLINT_TURNS: &[&str] = &["<|user|>", "<|observation|>"];
+
 /// Ids by name, for the few names above.
 struct ByName(HashMap<Vec<u8>, u32>);
 
@@ -123,9 +131,11 @@ impl ByName {
             FIM_REPOSITORY,
             FIM_SEPARATOR,
             END_OF_GENERATION,
+            FLINT_TURNS,
+            &[PLAMO_EOS, BEAM_PARAMETER],
         ];
         let wanted: HashSet<&[u8]> =
-            lists.into_iter().flatten().chain(&[PLAMO_EOS]).map(|name| name.as_bytes()).collect();
+            lists.into_iter().flatten().map(|name| name.as_bytes()).collect();
         let tokens = vocab.tokens.iter().zip(0u32..);
         let named = tokens.filter(|(token, _)| wanted.contains(token.as_slice()));
         Self(named.map(|(token, id)| (token.clone(), id)).collect())
@@ -224,7 +234,9 @@ fn is_merged(vocab: &Vocab, token: &[u8]) -> bool {
 fn end_of_generation(vocab: &mut Vocab, ids: &SpecialIds, names: &ByName) -> BTreeSet<u32> {
     let mut eog: BTreeSet<u32> =
         [ids.fim_pad, ids.fim_rep, ids.fim_sep].into_iter().flatten().collect();
-    for id in END_OF_GENERATION.iter().filter_map(|name| names.get(name)) {
+    let is_flint = vocab.pre.as_deref() == Some("flint");
+    let turns = if is_flint { FLINT_TURNS } else { &[] };
+    for id in END_OF_GENERATION.iter().chain(turns).filter_map(|name| names.get(name)) {
         mark_control(vocab, Some(id));
         eog.insert(id);
     }
@@ -234,8 +246,8 @@ fn end_of_generation(vocab: &mut Vocab, ids: &SpecialIds, names: &ByName) -> BTr
     let has = |name| names.get(name).is_some_and(|id| eog.contains(&id));
     let calls = has("<|call|>") || has("<|calls|>");
     let harmony = calls && (has("<|return|>") || has("<|flush|>"));
-    // Gemma 4's and PLaMo's vocabularies carry an ordinary `</s>` (an HTML tag).
-    let html = has("<|tool_response>") || has(PLAMO_EOS);
+    // Gemma 4's, PLaMo's and Beam's vocabularies carry an ordinary `</s>` (an HTML tag).
+    let html = has("<|tool_response>") || has(PLAMO_EOS) || names.get(BEAM_PARAMETER).is_some();
     for (applies, name, kind) in
         [(harmony, "<|end|>", TokenType::UserDefined), (html, "</s>", TokenType::Normal)]
     {

@@ -1,25 +1,119 @@
 //! SentencePiece BPE: characters merge into ever longer pieces of the vocabulary, best score first;
 //! a character that is no piece becomes its bytes (`<0x0A>`), or `unk` where the vocabulary has no
 //! such bytes. Most files of this kind (Llama) do not normalise the text beyond writing spaces as
-//! U+2581; NLLB's bring a charsmap. Gemma 4's rank pairs of pieces instead.
+//! U+2581; NLLB's bring a charsmap. Gemma 4's and others rank pairs of pieces instead.
 
 use super::heap::Merger;
 use super::normalize::Normalizer;
-use super::vocab::{TokenType, Vocab, VocabModel, byte_of, split_merge};
+use super::vocab::{SPM_SPACE, TokenType, Vocab, VocabModel, byte_of, split_merge};
 use crate::Result;
+use regex::Regex;
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 pub struct Spm {
     normalizer: Normalizer,
     ids: HashMap<Vec<u8>, u32>,
     scores: Vec<f32>,
-    /// (left, right) → rank, where merges are ranked and pieces have no scores.
-    ranks: Option<HashMap<(u32, u32), u32>>,
+    /// `Some` if merges are ranked and pieces have no scores.
+    ranked: Option<Ranked>,
     /// Length in bytes of the longest piece: no pair longer than that is looked up.
     longest: usize,
     bytes: [Option<u32>; 256],
     unk: Option<u32>,
+}
+
+/// Merges by rank, and where a text is cut before they apply.
+struct Ranked {
+    /// (left, right) → rank.
+    ranks: HashMap<(u32, u32), u32>,
+    cut: Cut,
+}
+
+enum Cut {
+    /// Around runs of line breaks.
+    Lines,
+    /// Around runs of line breaks, each of which is one piece if there is such a piece.
+    LinesAndBreaks,
+    /// In lines, and each before its spaces; a line that starts with none gets one.
+    Words,
+    /// Lower case, a space for each run of whitespace; digits, words and others apart.
+    Soprano,
+    /// At whitespace, which is dropped.
+    Whitespace { lowercase: bool },
+}
+
+impl Cut {
+    fn of(vocab: &Vocab) -> Cut {
+        match vocab.pre.as_deref() {
+            Some("sarvam-moe" | "domyn-small") => Cut::Lines,
+            Some("mmbert") => Cut::Words,
+            Some("soprano") => Cut::Soprano,
+            Some("whitespace") => Cut::Whitespace { lowercase: vocab.lowercase },
+            _ => Cut::LinesAndBreaks,
+        }
+    }
+
+    /// Calls `each` with the parts of `text` in order, spelt as pieces are.
+    fn parts(&self, text: &str, mut each: impl FnMut(&str)) {
+        match self {
+            Cut::Lines | Cut::LinesAndBreaks => lines(text, each),
+            Cut::Words => lines(text, |line| match line.starts_with('\n') {
+                true => each(line),
+                false => words(line, &mut each),
+            }),
+            Cut::Soprano => {
+                static PART: OnceLock<Regex> = OnceLock::new();
+                let pattern = r"\p{N}| +|[\p{L}_]+|[^\p{L}\p{N}_ ]+";
+                let part = PART.get_or_init(|| Regex::new(pattern).expect("a constant pattern"));
+                part.find_iter(&soprano(text)).for_each(|part| each(part.as_str()));
+            }
+            Cut::Whitespace { lowercase: false } => text.split_whitespace().for_each(each),
+            Cut::Whitespace { lowercase: true } => lower(text).split_whitespace().for_each(each),
+        }
+    }
+}
+
+/// Runs of line breaks and what is between them.
+fn lines(text: &str, mut each: impl FnMut(&str)) {
+    let is_break = |c: char| c == '\n';
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let end = rest.find(|c| is_break(c) != is_break(first)).unwrap_or(rest.len());
+        let (part, after) = rest.split_at(end);
+        each(part);
+        rest = after;
+    }
+}
+
+/// Parts that start with a space each.
+fn words(line: &str, each: &mut impl FnMut(&str)) {
+    let line = match line.starts_with(SPM_SPACE) {
+        true => line.to_owned(),
+        false => format!("{SPM_SPACE}{line}"),
+    };
+    let mut starts: Vec<usize> = line.match_indices(SPM_SPACE).map(|(at, _)| at).collect();
+    starts.push(line.len());
+    starts.windows(2).for_each(|ends| each(&line[ends[0]..ends[1]]));
+}
+
+/// Character by character: no letter's lower case depends on where it stands.
+fn lower(text: &str) -> String {
+    text.chars().flat_map(char::to_lowercase).collect()
+}
+
+fn soprano(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_whitespace() {
+            true if out.ends_with(' ') => {}
+            true => out.push(' '),
+            false => out.extend(c.to_lowercase()),
+        }
+    }
+    out
 }
 
 /// A score as a merge key: the highest first. Validation refused NaN, so the order is total; −0
@@ -65,28 +159,35 @@ impl Spm {
         }
         let longest = ids.keys().map(Vec::len).max().unwrap_or(0);
         let normalizer = Normalizer::new(vocab)?;
-        let ranks = (vocab.model == VocabModel::SpmMerges).then(|| ranks(vocab, &ids));
+        let ranked = (vocab.model == VocabModel::SpmMerges)
+            .then(|| Ranked { ranks: ranks(vocab, &ids), cut: Cut::of(vocab) });
         let scores = vocab.scores.clone();
-        Ok(Self { normalizer, ids, scores, ranks, longest, bytes, unk })
+        Ok(Self { normalizer, ids, scores, ranked, longest, bytes, unk })
+    }
+
+    /// Whether BOS is added when the file does not say: only some of those with ranks have none.
+    pub fn adds_bos(&self) -> bool {
+        !matches!(&self.ranked, Some(ranked) if !matches!(ranked.cut, Cut::LinesAndBreaks))
     }
 
     pub fn encode(&self, text: &str, prefix_space: bool, out: &mut Vec<u32>) {
-        let text = self.normalizer.apply(text, prefix_space);
-        if self.ranks.is_none() {
-            return self.merge(&text, out);
-        }
-        // Runs of line breaks stand apart: one piece, or merged on their own.
-        let is_break = |c: char| c == '\n';
-        let mut rest = text.as_str();
-        while let Some(first) = rest.chars().next() {
-            let end = rest.find(|c| is_break(c) != is_break(first)).unwrap_or(rest.len());
-            let (part, after) = rest.split_at(end);
-            match self.ids.get(part.as_bytes()).filter(|_| is_break(first)) {
+        let Some(Ranked { cut, .. }) = &self.ranked else {
+            return self.merge(&self.normalizer.apply(text, prefix_space), out);
+        };
+        let text = match cut {
+            // Spaces stay what they are.
+            Cut::Soprano | Cut::Whitespace { .. } => Cow::Borrowed(text),
+            // One that the text starts with is not doubled.
+            _ => self.normalizer.apply(text, prefix_space && !text.starts_with([' ', '▁'])).into(),
+        };
+        cut.parts(&text, |part| {
+            let is_whole =
+                matches!(cut, Cut::LinesAndBreaks | Cut::Words) && part.starts_with('\n');
+            match self.ids.get(part.as_bytes()).filter(|_| is_whole) {
                 Some(id) => out.push(*id),
                 None => self.merge(part, out),
             }
-            rest = after;
-        }
+        });
     }
 
     fn merge(&self, text: &str, out: &mut Vec<u32>) {
@@ -104,9 +205,9 @@ impl Spm {
                     return None;
                 }
                 let id = *self.ids.get(&text.as_bytes()[start..end])?;
-                let score = match &self.ranks {
+                let score = match &self.ranked {
                     None => self.scores[id as usize],
-                    Some(ranks) => {
+                    Some(Ranked { ranks, .. }) => {
                         let middle = spans.end(left);
                         let left = self.ids.get(&text.as_bytes()[start..middle])?;
                         let right = self.ids.get(&text.as_bytes()[middle..end])?;
@@ -126,13 +227,19 @@ impl Spm {
     }
 
     /// Appends the ids of a piece; false if it was unknown. Neighbouring unknown characters are
-    /// one `unk`.
+    /// one `unk`. With ranks, bytes that the vocabulary lacks are dropped; Soprano's, which lacks
+    /// all, has an `unk` for each character.
     fn push_piece(&self, piece: &str, unknown_before: bool, out: &mut Vec<u32>) -> bool {
         if let Some(&id) = self.ids.get(piece.as_bytes()) {
             out.push(id);
             return true;
         }
-        if piece.bytes().all(|b| self.bytes[b as usize].is_some()) {
+        let is_soprano = matches!(&self.ranked, Some(Ranked { cut: Cut::Soprano, .. }));
+        if is_soprano {
+            out.extend(self.unk);
+            return true;
+        }
+        if self.ranked.is_some() || piece.bytes().all(|b| self.bytes[b as usize].is_some()) {
             out.extend(piece.bytes().filter_map(|b| self.bytes[b as usize]));
             return true;
         }

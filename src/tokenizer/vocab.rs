@@ -14,7 +14,8 @@ pub enum VocabModel {
     Bpe,
     /// `llama`: SentencePiece BPE with scores and byte fallback.
     Spm,
-    /// `gemma4`: the same with ranked merges.
+    /// `gemma4`: the same with ranked merges. Also `whitespace`, and `gpt2` with a pre-tokenizer
+    /// whose merges join characters.
     SpmMerges,
     /// `t5`: SentencePiece unigram, scores being log probabilities.
     Ugm,
@@ -56,7 +57,7 @@ pub struct Vocab {
     /// Which file this comes from, for error messages.
     pub path: PathBuf,
     pub model: VocabModel,
-    /// `tokenizer.ggml.pre`, for BPE.
+    /// `tokenizer.ggml.pre`, for ranked merges.
     pub pre: Option<String>,
     pub tokens: Vec<Vec<u8>>,
     /// Empty, or one a token.
@@ -69,6 +70,13 @@ pub struct Vocab {
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
     pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.metaspace.prepend_scheme` is `first`: a text with ranked merges starts with
+    /// U+2581, its other parts do not.
+    pub prepends_first: bool,
+    /// `tokenizer.ggml.normalizer.nfc`.
+    pub nfc: Option<bool>,
+    /// `tokenizer.ggml.normalizer.lowercase`, for `whitespace`.
+    pub lowercase: bool,
     /// For SentencePiece; surplus spaces stay where the file does not say.
     pub remove_extra_whitespaces: Option<bool>,
     /// `tokenizer.ggml.precompiled_charsmap`; empty for none.
@@ -80,6 +88,8 @@ pub struct Vocab {
     /// `tokenizer.ggml.eog_token_ids`, our own key: ids that end a generation, where the ids and
     /// names that other readers know are not all.
     pub ends: Vec<u32>,
+    /// `tokenizer.ggml.suppress_tokens`: ids that no generation takes.
+    pub suppressed: Vec<u32>,
     /// `tokenizer.ggml.lstrip_token_ids` and `rstrip_token_ids`, our own keys: special tokens that
     /// take the whitespace before or after them along (`<|user|>` and its line break).
     pub lstrip: Vec<u32>,
@@ -103,10 +113,14 @@ impl Vocab {
             add_bos: None,
             add_eos: None,
             add_space_prefix: None,
+            prepends_first: false,
+            nfc: None,
+            lowercase: false,
             remove_extra_whitespaces: None,
             charsmap: Vec::new(),
             source_language: None,
             ends: Vec::new(),
+            suppressed: Vec::new(),
             lstrip: Vec::new(),
             rstrip: Vec::new(),
         }
@@ -125,6 +139,7 @@ impl Vocab {
         if u32::try_from(n).is_err() {
             return Err(self.error("tokens", "fewer than 2^32 tokens", n.to_string()));
         }
+        self.suppressed.retain(|id| (*id as usize) < n);
         self.fill_types(n)?;
         if self.scores.is_empty() {
             self.scores = vec![0.0; n];

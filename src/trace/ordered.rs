@@ -26,6 +26,10 @@ impl Routing for Ordered<'_> {
         self.routing.passes(self.order[request])
     }
 
+    fn id(&self, token: usize) -> Option<u32> {
+        self.routing.id(token)
+    }
+
     fn embedding(&self, token: usize, out: &mut Vec<f32>) {
         self.routing.embedding(token, out);
     }

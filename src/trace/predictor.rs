@@ -21,7 +21,7 @@ pub enum Estimate {
     /// `Event::Predicted`
     Predicted { layer: u32, probs: Vec<f32> },
     /// `Event::Expected`
-    Expected { layer: u32, used: Vec<f32> },
+    Expected { layer: u32, used: Vec<f32>, later: Vec<f32> },
 }
 
 impl Estimate {
@@ -30,8 +30,9 @@ impl Estimate {
             Event::Predicted { layer, probs } => {
                 Some(Estimate::Predicted { layer, probs: probs.to_vec() })
             }
-            Event::Expected { layer, used } => {
-                Some(Estimate::Expected { layer, used: used.to_vec() })
+            Event::Expected { layer, used, later } => {
+                let (used, later) = (used.to_vec(), later.to_vec());
+                Some(Estimate::Expected { layer, used, later })
             }
             _ => None,
         }
@@ -40,7 +41,9 @@ impl Estimate {
     pub fn event(&self) -> Event<'_> {
         match self {
             Estimate::Predicted { layer, probs } => Event::Predicted { layer: *layer, probs },
-            Estimate::Expected { layer, used } => Event::Expected { layer: *layer, used },
+            Estimate::Expected { layer, used, later } => {
+                Event::Expected { layer: *layer, used, later }
+            }
         }
     }
 }

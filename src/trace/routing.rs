@@ -57,6 +57,9 @@ pub trait Routing {
     /// The request's forward passes, in order. Prompts come before what is generated.
     fn passes(&self, request: usize) -> Vec<Pass>;
 
+    /// The token's number in the vocabulary, if it is known.
+    fn id(&self, token: usize) -> Option<u32>;
+
     /// The token's row of the embedding table, `[n_embd]`.
     fn embedding(&self, token: usize, out: &mut Vec<f32>);
 
@@ -86,6 +89,7 @@ pub struct Recorded {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Token {
+    pub id: Option<u32>,
     pub embedding: Vec<f32>,
     /// One for each layer; of dense ones empty.
     pub layers: Vec<TokenLayer>,
@@ -116,6 +120,10 @@ impl Routing for Recorded {
 
     fn passes(&self, request: usize) -> Vec<Pass> {
         self.requests[request].clone()
+    }
+
+    fn id(&self, token: usize) -> Option<u32> {
+        self.tokens[token].id
     }
 
     fn embedding(&self, token: usize, out: &mut Vec<f32>) {

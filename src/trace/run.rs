@@ -138,7 +138,9 @@ impl<'a> Run<'a> {
         let Buffers { hidden, sum, .. } = &mut self.buffers;
         pass.mean(hidden, sum, |token, out| self.routing.embedding(token, out));
         let embedding = &self.buffers.sum;
-        self.machine.observe(&Event::IterationStart { request: REQUEST, phase, embedding });
+        let token = (phase == Phase::Decode).then(|| self.routing.id(pass.tokens.start)).flatten();
+        let request = REQUEST;
+        self.machine.observe(&Event::IterationStart { request, phase, token, embedding });
         for layer in 0..self.routing.n_experts().len() {
             // attention, router
             self.machine.compute(self.costs.attention.of(n));

@@ -59,6 +59,10 @@ impl Routing for Traced<'_> {
         prompt.chain(steps).collect()
     }
 
+    fn id(&self, token: usize) -> Option<u32> {
+        Some(self.trace.token_id(token))
+    }
+
     fn embedding(&self, token: usize, out: &mut Vec<f32>) {
         out.clear();
         out.extend(self.trace.embedding(token));

@@ -233,10 +233,16 @@ fn owned(value: &Value) -> OwnedValue {
     match value {
         Value::Bool(flag) => (*flag).into(),
         Value::String(text) => text.as_str().into(),
-        Value::Object(_) => {
-            let list = value["u64"].as_array().expect("a list of large numbers");
-            list.iter().map(|n| n.as_u64().unwrap()).collect::<Vec<u64>>().into()
-        }
+        Value::Object(typed) => match (typed.get("u64"), &value["i32"]) {
+            (Some(list), _) => {
+                let list = list.as_array().expect("a list of large numbers");
+                list.iter().map(|n| n.as_u64().unwrap()).collect::<Vec<u64>>().into()
+            }
+            (None, Value::Array(list)) => {
+                list.iter().map(|n| n.as_i64().unwrap() as i32).collect::<Vec<i32>>().into()
+            }
+            (None, whole) => (whole.as_i64().expect("a number with a sign") as i32).into(),
+        },
         Value::Array(list) if list.iter().all(Value::is_boolean) => {
             list.iter().map(|flag| flag.as_bool().unwrap()).collect::<Vec<bool>>().into()
         }

@@ -34,6 +34,7 @@ fn convert_quantize_and_their_complaints() {
         &["convert", &checkpoint, "-o", &f32_file, "--outtype", "q9"],
         &["quantize", &f32_file, &q8_file, "q9_k"],
         &["quantize", &f32_file, &q8_file, "NVFP4"],
+        &["quantize", &f32_file, &q8_file, "f8_e4m3"],
         &["convert", &checkpoint, "-o", &f32_file, "--outtype", "iq2_xxs"],
         &["synth", "gpt", "-o", &f32_file],
         &["synth", "mixtral-8x7b", "-o", &f32_file, "--layers", "0"],

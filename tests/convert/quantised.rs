@@ -174,6 +174,9 @@ fn own_types() {
         ("gptq_4bit_channel", TensorType::BF16),
         ("ct_int4_group", TensorType::BF16),
         ("fbgemm_fp8", TensorType::BF16),
+        ("modelopt_fp8", TensorType::F8_E4M3),
+        ("ct_fp8_tensor", TensorType::F8_E4M3),
+        ("torchao_fp8_tensor", TensorType::F8_E4M3),
         ("modelopt_nvfp4", TensorType::NVFP4),
         ("ct_nvfp4", TensorType::NVFP4),
         ("ct_mxfp4", TensorType::MXFP4),
@@ -185,6 +188,7 @@ fn own_types() {
         let number = match ty {
             TensorType::NVFP4 => 39,
             TensorType::MXFP4 => 38,
+            TensorType::F8_E4M3 => 42,
             TensorType::F32 => 0,
             _ => 32,
         };
@@ -208,6 +212,44 @@ fn nvfp4_keeps_its_blocks() {
     }
     // One expert of eight is in NVFP4, so that the stack is not.
     assert!(!file.tensors().iter().any(|t| t.name == "blk.0.ffn_down_exps.scale"));
+}
+
+/// Floats of 8 bits with one scale a matrix stay what they are, with the scales beside them.
+#[test]
+fn fp8_keeps_its_bytes() {
+    let mut folder = Checkpoint::new("modelopt_fp8");
+    let [weight, scale] = ["weight", "weight_scale"].map(|end| format!("{DOWN_PROJ}.{end}"));
+    let (weight, scale) = (folder.tensors[&weight].clone(), folder.tensors[&scale].clone());
+    let of_3 = f32::from_le_bytes(scale.2[..4].try_into().unwrap());
+    let factors = [0, 1, 2, 3, 4, 5, 6, 7].map(|i| of_3 * (i + 1) as f32);
+    let mut bytes = Vec::new();
+    for (i, factor) in factors.into_iter().enumerate() {
+        let module = DOWN_PROJ.replace("experts.3", &format!("experts.{i}"));
+        let mut weight = weight.clone();
+        weight.2.rotate_left(i);
+        bytes.extend_from_slice(&weight.2);
+        let scale = (scale.0, scale.1.clone(), factor.to_le_bytes().to_vec());
+        folder.tensors.insert(format!("{module}.weight"), weight);
+        folder.tensors.insert(format!("{module}.weight_scale"), scale);
+    }
+    let asked = folder.convert(Some(Mix::F32)).unwrap();
+    let asked = values(&asked, "blk.0.ffn_down_exps.weight");
+    let file = folder.convert(None).unwrap();
+    let kept = file.tensors().iter().find(|t| t.name == "blk.0.ffn_down_exps.weight").unwrap();
+    assert_eq!((kept.ty, file.bytes(kept)), (TensorType::F8_E4M3, &bytes[..]));
+    assert_eq!(values(&file, "blk.0.ffn_down_exps.scale"), factors);
+    let kept = values(&file, "blk.0.ffn_down_exps.weight");
+    for (i, (kept, asked)) in kept.iter().zip(&asked).enumerate() {
+        assert_eq!(kept * factors[i / (64 * 64)], *asked, "{i}");
+    }
+    assert_eq!(values(&file, "blk.1.attn_output.scale").len(), 1);
+    // An expert in another type, or a factor that no reader takes: nothing of the stack is kept.
+    let name = format!("{DOWN_PROJ}.weight_scale");
+    folder.change(&name, |scale| scale.2.copy_from_slice(&0f32.to_le_bytes()));
+    let file = folder.convert(None).unwrap();
+    let of = |name: &str| file.tensors().iter().find(|t| t.name == name).map(|t| t.ty);
+    assert_eq!(of("blk.0.ffn_down_exps.weight"), Some(TensorType::BF16));
+    assert_eq!(of("blk.0.ffn_down_exps.scale"), None);
 }
 
 #[test]

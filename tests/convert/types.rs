@@ -34,7 +34,10 @@ fn types_are_those_that_llama_cpp_chooses() {
             for mix in Mix::names().filter(|mix| !["f32", "f16", "bf16"].contains(mix)) {
                 let Some(tensors) = expected[field].get(mix).or(expected["types"].get(mix)) else {
                     let is_small = mix == "q2_k_s" || mix.starts_with("iq");
-                    assert!(is_small && field == "types", "{mix} {field}");
+                    // llama-quantize fails where rows are no whole blocks of these.
+                    let is_refused = ["q1_0", "q2_0"].contains(&mix)
+                        && ["shared_values", "odd_rows"].contains(&model.as_str());
+                    assert!(is_small && field == "types" || is_refused, "{model} {mix} {field}");
                     continue;
                 };
                 let mix = Mix::from_name(mix).unwrap();

@@ -276,23 +276,6 @@ fn a_path_that_names_another_file_by_now_does_not_matter() {
 }
 
 #[test]
-fn memory_that_the_kernel_does_not_pin_serves_as_well() {
-    for refused in [false, true] {
-        let case = Case::new(1_000_000);
-        // Root is refused nothing by RLIMIT_MEMLOCK; an address that nothing is mapped at is
-        // refused everybody, at the same place.
-        let nowhere = [(case.memory.ptr(), 4 * PAGE), (PAGE as *mut u8, PAGE)];
-        let memory = if refused { &nowhere[..] } else { &nowhere[..1] };
-        let source = case.source(case.random_reads(60, 2));
-        let link = case.open_with(IoKind::Auto, 8, source.clone(), memory);
-        link.wake();
-        source.wait_all();
-        source.close(link);
-        source.expect_all_right();
-    }
-}
-
-#[test]
 fn the_probe_measures_something() {
     let case = Case::new(4_000_000);
     for kind in KINDS {
@@ -324,10 +307,10 @@ fn without_io_uring_auto_takes_the_pool_and_uring_says_so() {
     assert!(none().is_empty());
     let case = Case::new(PAGE);
     let source = case.source(Vec::new());
-    let link = open(IoKind::Auto, none(), &[], None, source.clone()).unwrap();
+    let link = open(IoKind::Auto, none(), None, source.clone()).unwrap();
     assert_eq!(link.kind(), IoKind::Pread);
     source.close(link);
-    let refused = open(IoKind::Uring, none(), &[], None, source).err().expect("no io_uring");
+    let refused = open(IoKind::Uring, none(), None, source).err().expect("no io_uring");
     assert!(refused.to_string().starts_with("--io uring: this system refuses"), "{refused}");
 }
 

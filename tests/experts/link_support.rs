@@ -170,23 +170,12 @@ impl Case {
     }
 
     pub fn open(&self, kind: IoKind, depth: usize, source: Arc<Source>) -> Box<dyn Link> {
-        self.open_with(kind, depth, source, &[(self.memory.ptr(), self.memory.len())])
-    }
-
-    /// With other memory to register than the reads' own.
-    pub fn open_with(
-        &self,
-        kind: IoKind,
-        depth: usize,
-        source: Arc<Source>,
-        memory: &[(*mut u8, usize)],
-    ) -> Box<dyn Link> {
         let files = self.files();
         let faults = (self.bad.is_some() || self.delay.is_some()).then(|| {
             let (bad, delay) = (self.bad, self.delay);
             Arc::new(Injector { bad, delay, calls: Mutex::default() }) as Arc<dyn Faults>
         });
-        let link = open_with_depth(kind, depth, files, memory, faults, source).unwrap();
+        let link = open_with_depth(kind, depth, files, faults, source).unwrap();
         assert_eq!(link.depth(), depth);
         link
     }

@@ -9,11 +9,13 @@ use common::stream::*;
 use moeba::engine::{Engine, EngineOptions, TestHooks, Want};
 use moeba::experts::Counters;
 use moeba::experts::disk::{Faults, IoKind};
+use moeba::gguf::Gguf;
+use moeba::model::Bound;
 use moeba::policy::{PlacementKind, PolicySpec, SplitKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-const GOLDEN: [&str; 19] = [
+const GOLDEN: [&str; 20] = [
     "afmoe",
     "arctic_mixed",
     "cohere2moe",
@@ -22,6 +24,7 @@ const GOLDEN: [&str; 19] = [
     "glm4moe",
     "gpt_oss",
     "grok",
+    "k2-horizon_mova",
     "llama4_hf",
     "mimo2",
     "mistral4",
@@ -190,6 +193,34 @@ fn experts_of_several_granules_at_the_extremes() {
             assert!(everything.misses + everything.hits_partial <= n_experts, "{everything:?}");
             assert!(everything.read_bytes < all * 5 / 4, "{everything:?}");
         }
+    }
+}
+
+/// Experts that make values move as others do, and are no dense weights.
+#[test]
+fn experts_of_values_are_streamed() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, ty) in [("k2-horizon_mova", "f32"), ("k2-horizon_mova_softmax", "q8_0")] {
+        let [_, model] = both(convert_golden(name, ty, dir.path()), 18);
+        let bound = Bound::new(Gguf::open(&model.path).unwrap()).unwrap();
+        let of = |part: &str| {
+            let tensors = bound.gguf().tensors().iter().filter(|t| t.name.contains(part));
+            tensors.map(|tensor| tensor.n_bytes).sum::<u64>()
+        };
+        let (experts, dense) = bound.expert_and_dense_bytes();
+        assert_eq!((experts, dense), (of("_exps."), of("") - of("_exps.")), "{name}");
+        let n = bound.in_tier().iter().flatten().map(|layer| layer.n_experts as u64).sum();
+        assert_eq!(n, 4 * (6 + 8), "experts of values and others in four layers");
+        for (i, eviction) in ALL_EVICTIONS.iter().enumerate() {
+            let predictor = ALL_PREDICTORS[i];
+            let least = same(&model, &Way { eviction, predictor, part: 1, ..PLAIN });
+            assert!(least.misses + least.hits_partial > n, "{least:?}");
+            let share = [0.25, 0.5, 0.75][i % 3];
+            let more = same(&model, &Way { share, eviction, predictor, part: 7, ..PLAIN });
+            assert!(more.misses < least.misses, "{more:?} {least:?}");
+        }
+        let all = same(&model, &Way { share: 1.0, part: 1, ..PLAIN });
+        assert!(all.misses + all.hits_partial <= n, "each is read once: {all:?}");
     }
 }
 

@@ -30,6 +30,9 @@ const FIELDS: &[(T, usize, &[u8], &[u8])] = &[
     (T::TQ1_0, 52, &[0, 0x7e], &[0, 0xfc]),
     (T::TQ2_0, 64, &[0, 0x7e], &[0, 0xfc]),
     (T::MXFP4, 0, &[255], &[255]),
+    (T::Q1_0, 0, &[0, 0x7e], &[0, 0xfc]),
+    (T::Q2_0, 0, &[0, 0x7e], &[0, 0xfc]),
+    (T::F8_E4M3, 0, &[0x7f], &[0xff]),
 ];
 
 /// A file with tensor `fine` (all zeros) and tensor `w` of three rows with `data`.

@@ -1,4 +1,4 @@
-//! The block formats: golden bytes made by PyPI's gguf, quality of our searches, odd input.
+//! The formats: golden bytes made by PyPI's gguf and by ggml, quality of our searches, odd input.
 
 use moeba::gguf::TensorType::{self, *};
 use moeba::quant::{self, dequantize, mxfp4, nvfp4, quantize};
@@ -6,7 +6,9 @@ use std::path::Path;
 
 /// The block formats that have a quantiser, each with a bound 2 % above the relative RMS error
 /// measured on normal values, without importances.
-const BLOCK_TYPES: [(TensorType, f64); 17] = [
+const BLOCK_TYPES: [(TensorType, f64); 19] = [
+    (Q1_0, 0.6078),
+    (Q2_0, 0.7251),
     (Q4_0, 0.0861),
     (Q4_1, 0.0786),
     (Q5_0, 0.0427),
@@ -57,7 +59,7 @@ fn normal(seed: u64, n: usize) -> Vec<f32> {
 
 #[test]
 fn dequantize_gives_the_golden_bits() {
-    for ty in block_types().chain([F16, BF16]) {
+    for ty in block_types().chain([F16, BF16, F8_E4M3]) {
         let want = floats(&fixture(&format!("{ty}.values")));
         let mut got = vec![0.0; want.len()];
         dequantize(ty, &fixture(&format!("{ty}.blocks")), &mut got);
@@ -68,7 +70,8 @@ fn dequantize_gives_the_golden_bits() {
 #[test]
 fn quantize_gives_the_golden_bytes() {
     let source = floats(&fixture("source.f32"));
-    for ty in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, TQ1_0, TQ2_0, F16, BF16] {
+    let ternary = [Q1_0, Q2_0, TQ1_0, TQ2_0];
+    for ty in ternary.into_iter().chain([Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, F16, BF16, F8_E4M3]) {
         let want = fixture(&format!("{ty}.quantized"));
         let mut got = vec![0; want.len()];
         assert_eq!(quantize(ty, &source, &mut got), 0);

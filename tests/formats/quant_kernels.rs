@@ -115,10 +115,31 @@ fn fixed_shapes_agree_to_the_bit() {
 
 #[test]
 fn float_rows_of_any_length_agree_to_the_bit() {
-    for ty in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+    use TensorType::{BF16, F8_E4M3, F16, F32};
+    for ty in [F32, F16, BF16, F8_E4M3] {
         for cols in [1, 2, 7, 8, 9, 15, 63, 100, 257] {
             for (rows, tokens) in [(1, 1), (4, 3), (7, 5), (6, 9)] {
                 check(ty, rows, cols, tokens, 2, cols as u64);
+            }
+        }
+    }
+}
+
+/// Each of the 256 bytes, times 1 and some zeros.
+#[test]
+fn every_e4m3_number_is_widened_alike() {
+    let (ty, cols) = (TensorType::F8_E4M3, 16);
+    let bytes: Vec<u8> = (0..=255).flat_map(|byte| [byte; 16]).collect();
+    let mat = MatRef::dense(ty, &bytes, 256, cols);
+    let mut want = vec![0.0; bytes.len()];
+    dequantize(ty, &bytes, &mut want);
+    for tokens in [1, 4, 24] {
+        let mut x = vec![0.0; tokens * cols];
+        x.iter_mut().skip(3).step_by(cols).for_each(|x| *x = 1.0);
+        for k in vectors().chain([scalar()]) {
+            let got = product(k, mat, activations(k, ActKind::F32, tokens, cols, &x).all());
+            for (got, want) in got.iter().zip(want.iter().step_by(cols).cycle()) {
+                assert!(got == want || got.is_nan() && want.is_nan(), "{}: {got} {want}", k.name);
             }
         }
     }

@@ -1,11 +1,11 @@
 """Logits of the models of cards/*.json, as references compute them in float32.
 
     python make_cards.py gguf FOLDER       write the GGUF files of cards with "keys"
-    python make_cards.py llama.cpp PROGRAM their logits; PROGRAM MODEL OUT TOKENS... writes float32
-                                           [tokens, vocabulary] computed with an f32 cache
+    python make_cards.py llama.cpp LEVEL   their logits; LEVEL is bench/level.cpp, built against a
+                                           release of llama.cpp by bench/level.py
     python make_cards.py transformers      logits of cards with "config"
 
-For qwen4exp PROGRAM decodes one token at a time, without reuse of graphs, and before each sets
+For qwen4exp LEVEL decodes one token at a time, without reuse of graphs, and before each sets
 indexer_top_k of the model's hparams (src/llama-model.h) so that the positions which llama.cpp lets
 its indexer choose are whole blocks: the file's number + (n % 4) - 3 for a text of n tokens.
 
@@ -88,7 +88,7 @@ def keep(name, logits):
     logits.reshape(len(TOKENS), -1)[:, :N_IDS].astype("<f4").tofile(CARDS / f"{name}.logits.f32")
 
 
-def write_gguf(name, card, path):
+def write_gguf(name, card, path, header_only=False):
     import gguf
 
     arch, keys = card["architecture"], card["keys"]
@@ -104,8 +104,13 @@ def write_gguf(name, card, path):
         elif isinstance(value, str):
             out.add_string(key, value)
         elif isinstance(value, dict):
-            array, whole = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64
-            out.add_key_value(key, value["u64"], array, whole)
+            ((kind, value),) = value.items()
+            array = gguf.GGUFValueType.ARRAY
+            whole = {"u64": gguf.GGUFValueType.UINT64, "i32": gguf.GGUFValueType.INT32}[kind]
+            if isinstance(value, list):
+                out.add_key_value(key, value, array, whole)
+            else:
+                out.add_key_value(key, value, whole)
         else:
             out.add_array(key, value)
     out.add_tokenizer_model("gpt2")
@@ -114,7 +119,7 @@ def write_gguf(name, card, path):
     out.add_token_types([1] * 256)
     # llama.cpp wants a merge.
     out.add_token_merges(["< 0"])
-    for pattern, dims in card["tensors"].items():
+    for pattern, dims in {} if header_only else card["tensors"].items():
         for tensor in names(pattern, keys["block_count"]):
             out.add_tensor(tensor, values(name, tensor, dims[::-1]))
     out.write_header_to_file()
@@ -128,7 +133,7 @@ def with_llama_cpp(program, chosen):
         for name, card in cards("keys", chosen):
             model, out = Path(folder, f"{name}.gguf"), Path(folder, "logits")
             write_gguf(name, card, model)
-            subprocess.run([program, model, out, *map(str, TOKENS)], check=True)
+            subprocess.run([program, "logits", model, out, *map(str, TOKENS)], check=True)
             keep(name, np.fromfile(out, dtype=np.float32))
 
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 32] = [
+const MODELS: [&str; 33] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -43,6 +43,7 @@ const MODELS: [&str; 32] = [
     "glm5-next",
     "qwen4exp",
     "glm-dsa",
+    "mistral-large4",
     "dots3note",
     "minimax-m3",
 ];

@@ -146,6 +146,9 @@ agree! {
     grok: 0.0, ["grok"];
     llama4: 0.0, ["llama4_hf"];
     smallthinker: 0.0, ["smallthinker", "maple"];
+    listed_windows: 0.0, ["flint", "flint_softmax", "granite_swa", "granite_swa_merged"];
+    norms_around_parts: 0.0, ["kolibri1", "maion-coder", "beam", "beam_softmax"];
+    norms_of_parts: 0.0, ["k2-horizon", "k2-horizon_softmax", "k2-horizon_mova"];
     heads_of_layers: 0.0, ["laguna", "mimo2", "step35"];
     short_convolutions: 0.0, ["lfm2moe"];
     scans: 0.0, ["granitehybrid", "nemotron_h_moe", "minimax-01", "jamba"];
@@ -156,6 +159,7 @@ agree! {
     tokens_that_see_the_whole_text: 0.0, ["llada-moe", "rnd1"];
     experts_behind_the_routed_ones: 0.0, ["grovemoe"];
     latent_attention_that_an_indexer_shows: 0.0, ["deepseek32", "glm-dsa", "dots3note", "hy_v4"];
+    latent_rows_of_others: 0.0, ["mistral-large4", "mistral-large4_yarn"];
     blocks_that_an_indexer_shows: 0.0, ["minimax-m3"];
     several_streams: 0.0, ["kimi-k3", "deepseek4", "glm5-next", "qwen4exp"];
 }
@@ -203,7 +207,7 @@ fn compressed_rows() {
 }
 
 /// Models of which no layer is left to the CPU.
-const WITHOUT_CPU: [&str; 24] = [
+const WITHOUT_CPU: [&str; 26] = [
     "lfm2moe",
     "kimi-linear",
     "kimi-k3",
@@ -222,6 +226,8 @@ const WITHOUT_CPU: [&str; 24] = [
     "grovemoe",
     "deepseek32",
     "glm-dsa",
+    "mistral-large4",
+    "mistral-large4_yarn",
     "dots3note",
     "hy_v4",
     "minimax-m3",
@@ -308,7 +314,11 @@ fn what_an_indexer_chooses_does_not_depend_on_division() {
     // Layer 3 sees what layer 2 has chosen, and 1 what 0 has; so many layers on the device have a
     // leader on the CPU. With minimax-m3 each chooses for itself.
     let shared = &[(2, 1), (3, 0), (4, 1), (5, 0)][..];
-    let cases = [("glm-dsa", shared), ("hy_v4", shared), ("minimax-m3", &[(2, 0), (3, 0), (4, 0)])];
+    let each = &[(2, 0), (3, 0), (4, 0)][..];
+    // Layer 4 sees rows of 2 and the choice of 3, layer 5 rows of 3, and 1 both of 0.
+    let rows = &[(2, 1), (3, 2), (4, 3), (5, 0), (6, 1), (7, 0)][..];
+    let cases =
+        [("glm-dsa", shared), ("hy_v4", shared), ("minimax-m3", each), ("mistral-large4", rows)];
     for (name, parts) in cases {
         let path = convert_golden(name, "q8_0", dir.path());
         if !is_there(&path) {

@@ -63,6 +63,7 @@ fn a_text_comes_back_in_pages() {
         ("kimi-linear", [CacheType::F32, CacheType::F32], Some(3)),
         // Keys of an indexer beside latent rows, and behind heads of keys.
         ("glm-dsa", [CacheType::F16, CacheType::Q8_0], None),
+        ("mistral-large4", [CacheType::F16, CacheType::Q8_0], Some(4)),
         ("minimax-m3", [CacheType::F16, CacheType::Q8_0], None),
         // Keys of blocks, and what is kept of one that is not whole.
         ("glm5-next", [CacheType::F32, CacheType::F16], None),

@@ -10,14 +10,15 @@ use moeba::backend::selftest::data::Random;
 use moeba::engine::plan::ram::RamBudget;
 use moeba::engine::{CacheType, Engine, EngineOptions, Logits, Recorder, RouteRows};
 use moeba::experts::disk::IoKind;
-use moeba::forward::{Batch, Buffers, Observer, Segment, Want};
+use moeba::forward::{Batch, Buffers, NoRests, Outputs, Segment, Want};
+use moeba::gguf::Gguf;
 use moeba::model::Model;
 use moeba::model::kv::{self, KvCache};
 use moeba::policy::Phase;
 use std::path::Path;
 
 /// A model of each architecture and kind of layer.
-const MODELS: [&str; 53] = [
+const MODELS: [&str; 56] = [
     "llama",
     "llama3_rope",
     "qwen2",
@@ -56,6 +57,7 @@ const MODELS: [&str; 53] = [
     "gemma4",
     "gemma4_shared_hf",
     "glm-dsa",
+    "mistral-large4",
     "granitehybrid",
     "jamba",
     "kimi-linear",
@@ -69,6 +71,8 @@ const MODELS: [&str; 53] = [
     "kimi-k3",
     "minimax-m3",
     "deepseek4",
+    "deepseek41",
+    "deepseek41_yarn",
     "glm5-next",
     "qwen4exp",
 ];
@@ -104,13 +108,9 @@ impl Recorder for Outcome {
     }
 }
 
-impl Observer for Records {
+impl Outputs for Records {
     fn recorder(&mut self, session: usize) -> Option<&mut dyn Recorder> {
         Some(&mut self.outcomes[session])
-    }
-
-    fn layer(&mut self, _layer: usize) -> moeba::Result<()> {
-        Ok(())
     }
 
     fn logits(&mut self, session: usize, _token: usize, logits: Logits<'_>) {
@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
         }
         let mut caches: Vec<&mut KvCache> = self.caches.iter_mut().collect();
         let Run { model, cpu, buffers, records, .. } = self;
-        model.encode(cpu, &batch, &mut caches, buffers, records).unwrap();
+        model.encode(cpu, &batch, &mut caches, buffers, records, &mut NoRests).unwrap();
     }
 
     /// Computes the next `n` tokens of each of some texts, given as (text, n).
@@ -174,7 +174,7 @@ impl<'a> Run<'a> {
         }
         let mut caches: Vec<&mut KvCache> = self.caches.iter_mut().collect();
         let Run { model, cpu, buffers, records, .. } = self;
-        model.forward(cpu, &batch, &mut caches, buffers, records).unwrap();
+        model.forward(cpu, &batch, &mut caches, buffers, records, &mut NoRests).unwrap();
     }
 }
 
@@ -309,11 +309,26 @@ fn every_architecture() {
 #[test]
 fn streamed() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["qwen3moe", "deepseek_v3", "switch", "qwen4exp"] {
+    for name in ["qwen3moe", "deepseek_v3", "switch", "qwen4exp", "deepseek41", "k2-horizon_mova"] {
         let path = convert_golden(name, "q8_0", dir.path());
         let options = EngineOptions { io: IoKind::Pread, ..golden_options() };
         let minimum = Engine::plan_of(&path, &options).unwrap().sizes.minimum_bytes;
         let ram = RamBudget::Bytes(minimum);
         check(&path, &EngineOptions { ram, ..options }, 3..5);
+    }
+}
+
+/// Rows of a table of n-grams are read as tokens ask for them, however the rest is held.
+#[test]
+fn a_table_of_ngrams_stays_in_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen4exp", "deepseek41"] {
+        let path = convert_golden(name, "f32", dir.path());
+        let file = Gguf::open(&path).unwrap();
+        let all: u64 = file.tensors().iter().map(|tensor| tensor.n_bytes).sum();
+        let table = file.tensor("per_layer_token_embd.weight").unwrap().n_bytes;
+        let sizes = Engine::plan_of(&path, &golden_options()).unwrap().sizes;
+        assert_eq!(sizes.dense_bytes + sizes.expert_bytes, all - table, "{name}");
+        check(&path, &EngineOptions { mmap: false, ..golden_options() }, 0..1);
     }
 }

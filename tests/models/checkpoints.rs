@@ -6,13 +6,14 @@ use moeba::engine::{Engine, EngineOptions, FinishReason, Generator, Limits, Requ
 use moeba::sample::SamplerOptions;
 use std::sync::Arc;
 
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 9] = [
     "qwen3next",
     "qwen35moe",
     "jamba",
     "kimi-linear",
     "kimi-k3",
     "deepseek4",
+    "deepseek41",
     "glm5-next",
     "qwen4exp",
 ];

@@ -39,7 +39,7 @@ mod golden_logits;
 // Texts on disk.
 mod kv_disk;
 
-// Layouts that converters no longer write.
+// Layouts that our converter does not write.
 mod old_layouts;
 
 // The layer that predicts the token after the next.
@@ -56,3 +56,6 @@ mod scheduler;
 
 // Drafts change no bit of a text.
 mod speculation;
+
+// Keys that nothing reads.
+mod unread;

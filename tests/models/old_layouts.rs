@@ -1,4 +1,4 @@
-//! Layouts of model files that converters no longer write.
+//! Layouts of model files that converters no longer write, or that others write.
 
 use std::path::Path;
 
@@ -96,4 +96,67 @@ fn a_tensor_an_expert_is_to_be_converted_again() {
     for part in ["old.gguf", "blk.1.ffn_up.0.weight", "ffn_up_exps", "convert the model again"] {
         assert!(stderr.contains(part), "{part:?} is not in {stderr}");
     }
+}
+
+/// llama.cpp's converter writes Qwen 4's matrices of one input as one, and reads both forms.
+#[test]
+fn matrices_of_one_input_in_one_tensor() {
+    let dir = tempfile::tempdir().unwrap();
+    for outtype in ["f32", "q8_0"] {
+        let apart = convert_golden("qwen4exp", outtype, dir.path());
+        let mut file = File::read(&apart);
+        let mut n_joined = 0;
+        for (both, first, second) in [
+            ("attn_qkv_gate", "attn_qkv", "attn_gate"),
+            ("ssm_beta_alpha", "ssm_beta", "ssm_alpha"),
+            ("hc_attn_down_inject", "hc_attn_down", "hc_attn_inject"),
+            ("hc_ffn_down_inject", "hc_ffn_down", "hc_ffn_inject"),
+        ] {
+            for layer in 0..8 {
+                let name = |part: &str| format!("blk.{layer}.{part}.weight");
+                let find = |part: &str| file.tensors.iter().find(|t| t.name == name(part));
+                match (find(first), find(second)) {
+                    (Some(first), Some(second)) if first.ty == second.ty => (),
+                    _ => continue,
+                }
+                let (mut all, after) = (file.take(&name(first)), file.take(&name(second)));
+                all.name = name(both);
+                all.dims[1] += after.dims[1];
+                all.bytes.extend(after.bytes);
+                file.tensors.push(all);
+                n_joined += 1;
+            }
+        }
+        assert!(n_joined >= 8, "{n_joined}");
+        let joined = dir.path().join("joined.gguf");
+        file.write(&joined);
+        let (expected, got) = (logits(&apart), logits(&joined));
+        assert!(expected == got, "{outtype}: the very bits");
+        // The first rows of another width.
+        let broken = file.tensors.iter_mut().find(|t| t.name.contains("down_inject")).unwrap();
+        broken.dims[1] -= 1;
+        let row = broken.bytes.len() / (broken.dims[1] + 1) as usize;
+        broken.bytes.truncate(broken.bytes.len() - row);
+        file.write(&joined);
+        let refused = Engine::load(&joined, &EngineOptions::default(), &mut |_| ());
+        let Err(refused) = refused else { panic!("{outtype}") };
+        assert!(refused.to_string().contains("down_inject.weight: expected shape"), "{refused}");
+    }
+}
+
+/// Pruned models of llama.cpp 0.8.0 may have fewer experts in some layers.
+#[test]
+fn layers_with_other_numbers_of_experts_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = File::read(&convert_golden("nemotron_h_moe", "f32", dir.path()));
+    let router = file.tensors.iter_mut().find(|t| t.name.ends_with("ffn_gate_inp.weight")).unwrap();
+    let row = router.bytes.len() / router.dims[1] as usize;
+    router.dims[1] -= 1;
+    router.bytes.truncate(router.bytes.len() - row);
+    let path = dir.path().join("pruned.gguf");
+    file.write(&path);
+    let refused = Engine::load(&path, &EngineOptions::default(), &mut |_| ());
+    let Err(refused) = refused else { panic!("it loads") };
+    let refused = refused.to_string();
+    assert!(refused.contains("nemotron_h_moe.expert_count is the number of experts"), "{refused}");
 }

@@ -1,6 +1,6 @@
-//! Factors beside matrices, as NVFP4 files have them. A matrix of other powers of two with the
-//! factors that undo them computes the very same bits, wherever experts come from; and biases are
-//! what they were.
+//! Factors beside matrices, as NVFP4 and F8_E4M3 files have them. A matrix of other powers of two
+//! with the factors that undo them computes the very same bits, wherever experts come from; and
+//! biases are what they were.
 
 use common::edits::{File, Tensor};
 use common::{convert_golden, golden_options, load};
@@ -12,7 +12,7 @@ use moeba::model::descriptor::Descriptor;
 use std::path::Path;
 
 /// A model of each kind of layer that has factors.
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 11] = [
     "qwen3moe",
     "llama3_rope",
     "mixtral",
@@ -22,6 +22,8 @@ const MODELS: [&str; 9] = [
     "nemotron_h_moe",
     "bailingmoe2",
     "gpt_oss",
+    "qwen3next",
+    "minimax-m3",
 ];
 
 /// Factors of so many matrices: powers of two, of either sign.

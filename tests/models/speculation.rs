@@ -9,11 +9,15 @@ use moeba::engine::{
 use moeba::sample::grammar::Grammar;
 use moeba::sample::{SamplerOptions, XtcOptions};
 use moeba::tokenizer::EncodeOptions;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+fn demo_path() -> PathBuf {
+    repo().join("models/demo/moeba-demo.gguf")
+}
+
 fn demo(options: EngineOptions) -> Arc<Engine> {
-    let path = repo().join("models/demo/moeba-demo.gguf");
-    load(&path, &EngineOptions { n_threads: Some(2), n_ctx: Some(256), ..options })
+    load(&demo_path(), &EngineOptions { n_threads: Some(2), n_ctx: Some(256), ..options })
 }
 
 fn request(engine: &Engine, prompt: &str, n_predict: usize) -> Request {
@@ -187,4 +191,45 @@ fn models_with_a_state_go_back_to_it() {
     let (again, drafts) =
         run_in(&mut core(&engine, 1, 8 << 20), &engine, &Request { speculation, ..request });
     assert!(again == text && drafts.all().n > drafts.all().n_accepted);
+}
+
+/// A model that drafts for itself foretells greedy texts, and few of hot ones.
+#[test]
+fn another_model_drafts() {
+    for ram in [RamBudget::Auto, RamBudget::Percent(40.0)] {
+        let draft_model = Some(demo_path());
+        let engine = demo(EngineOptions { draft_model, ram, ..EngineOptions::default() });
+        let alone = Engine::plan_of(&demo_path(), engine.options()).unwrap().sizes;
+        assert!(alone.draft_bytes > alone.dense_bytes);
+        let mut request = request(&engine, "Explain how a program reads a file.", 40);
+        let greedy = compare(&engine, "greedy", &request, &[]).of(DraftSource::Model);
+        assert!(greedy.n_accepted >= 10 && greedy.n == greedy.n_accepted, "{greedy:?}");
+        request.sampling.temp = 1.5;
+        let hot = compare(&engine, "hot", &request, &[]).of(DraftSource::Model);
+        assert!(hot.n_accepted < hot.n, "{hot:?}");
+        // Prompts that begin as the last text, and a text that fills the context.
+        request.prompt.truncate(4);
+        compare(&engine, "shorter", &request, &[]);
+        request.limits.n_predict = None;
+        compare(&engine, "context", &request, &[]);
+    }
+}
+
+#[test]
+fn models_that_cannot_draft_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |path: &Path, draft: &Path| {
+        let draft_model = Some(draft.to_owned());
+        let options = EngineOptions { n_ctx: Some(128), draft_model, ..golden_options() };
+        let error = Engine::load(path, &options, &mut |_| ()).err().unwrap().to_string();
+        assert!(error.starts_with(&draft.display().to_string()), "{error}");
+        error
+    };
+    let state = convert_golden("qwen3next", "f32", folder.path());
+    assert!(with(&state, &state).ends_with("which a refused draft cannot be taken out of"));
+    let other = convert_golden("llama", "f32", folder.path());
+    let error = with(&demo_path(), &other);
+    assert!(error.ends_with("is another one than the model's"), "{error}");
+    let none = folder.path().join("none.gguf");
+    assert!(with(&demo_path(), &none).contains("No such file"));
 }

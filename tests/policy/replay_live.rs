@@ -40,9 +40,11 @@ impl Recorder for Scribe<'_> {
     fn pass(&mut self, tokens: &[u32], embeddings: &[f32]) {
         self.first = self.recorded.tokens.len();
         let n_layers = self.recorded.n_experts.len();
-        for embedding in embeddings.chunks_exact(embeddings.len() / tokens.len()) {
+        let rows = embeddings.chunks_exact(embeddings.len() / tokens.len());
+        for (id, embedding) in tokens.iter().zip(rows) {
             let layers = vec![TokenLayer::default(); n_layers];
-            self.recorded.tokens.push(Token { embedding: embedding.to_vec(), layers });
+            let embedding = embedding.to_vec();
+            self.recorded.tokens.push(Token { id: Some(*id), embedding, layers });
         }
         let tokens = self.first..self.recorded.tokens.len();
         let passes = self.recorded.requests.last_mut().unwrap();

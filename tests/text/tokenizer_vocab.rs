@@ -1,7 +1,7 @@
 //! The tokenizer's rules outside the reference strings: special tokens, what a generation ends on,
 //! streaming, and vocabularies that are broken.
 
-use moeba::gguf::{Gguf, Writer};
+use moeba::gguf::{Gguf, OwnedValue, Writer};
 use moeba::tokenizer::{
     Detokenizer, EncodeOptions, SpecialIds, TokenType, Tokenizer, Vocab, VocabModel,
 };
@@ -200,6 +200,18 @@ fn a_generation_ends_on_the_usual_tokens() {
     let named = Tokenizer::new(named).unwrap();
     assert_eq!(names(&named), ["y"]);
     assert_eq!(named.special().pad, None);
+    assert!(named.suppressed().is_empty());
+    let turns = ["<|user|>", "<|observation|>", "<|eot|>", "<|ifm|im_end|>"];
+    let turns = vocab(VocabModel::Bpe, &turns.map(|t| (t, Control, 0.0)));
+    assert_eq!(names(&Tokenizer::new(turns.clone()).unwrap()), ["<|eot|>", "<|ifm|im_end|>"]);
+    let flint = Tokenizer::new(Vocab { pre: Some("flint".into()), ..turns }).unwrap();
+    assert_eq!(flint.eog_ids().count(), 4);
+    let beam = ["<eos>", "</s>", "<rfl:parameter name=\""].map(|t| (t, Control, 0.0));
+    let beam = Tokenizer::new(vocab(VocabModel::Bpe, &beam)).unwrap();
+    assert_eq!((names(&beam), beam.token_type(1).unwrap()), (vec!["<eos>".into()], Normal));
+    let few = vocab(VocabModel::Bpe, &[("x", Normal, 0.0), ("y", Normal, 0.0)]);
+    let few = Tokenizer::new(Vocab { suppressed: vec![1, 7], ..few }).unwrap();
+    assert_eq!(few.suppressed(), [1]);
 }
 
 #[test]
@@ -283,6 +295,74 @@ fn duplicates_and_missing_bytes_are_tolerated() {
     assert_eq!(odd.encode("ab", TEXT), [3], "of tokens spelt alike the last");
     assert_eq!(odd.encode("abzab", TEXT), [3, 3], "z is not in the vocabulary");
     assert_eq!(odd.encode("abc", TEXT), [0, 1], "merged into what is no token: its bytes");
+}
+
+/// `metaspace.prepend_scheme` = `first`.
+#[test]
+fn a_space_before_the_start_alone() {
+    let ranked = |pre: &str, model| Vocab {
+        pre: Some(pre.into()),
+        prepends_first: true,
+        merges: vec!["▁ a".into()],
+        ..vocab(
+            model,
+            &[("</s>", Control, 0.0), ("▁", Normal, 0.0), ("a", Normal, 0.0), ("▁a", Normal, 0.0)],
+        )
+    };
+    let tokenizer = Tokenizer::new(ranked("domyn-small", VocabModel::SpmMerges)).unwrap();
+    assert_eq!(tokenizer.encode("a</s>a", PROMPT), [3, 0, 2]);
+    assert_eq!(tokenizer.encode(" a", PROMPT), [3]);
+    assert_eq!(tokenizer.encode("</s>a", PROMPT), [0, 2]);
+    assert!(tokenizer.encode("", PROMPT).is_empty());
+    // The first that is shown loses its space, whatever is hidden before it.
+    assert_eq!(tokenizer.decode(&[0, 3, 3], true).unwrap(), b"a a");
+    assert_eq!(tokenizer.decode(&[0, 3], false).unwrap(), b"</s> a");
+    assert_eq!(tokenizer.decode(&[3, 0, 3], true).unwrap(), b"a a");
+    let bytes = ["â", "ĸ", "ģ", "a", "Ġ"].map(|token| (token, Normal, 0.0));
+    let bytes = Vocab { merges: Vec::new(), ..vocab(VocabModel::Bpe, &bytes) };
+    let tokenizer = Tokenizer::new(Vocab { prepends_first: true, ..bytes }).unwrap();
+    assert_eq!(tokenizer.encode(" a", PROMPT), [0, 1, 2, 4, 3], "U+2581 as its three bytes");
+}
+
+#[test]
+fn a_file_says_how_texts_are_normalised() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, pairs: &[(&str, OwnedValue)]| {
+        let path = dir.path().join(name);
+        let mut writer = Writer::create(&path, None).unwrap();
+        for (key, value) in pairs {
+            writer.set(&format!("tokenizer.ggml.{key}"), value.clone()).unwrap();
+        }
+        let tokens = ["é", "e", "▁", "x"].map(str::to_owned).to_vec();
+        writer.set("tokenizer.ggml.tokens", tokens).unwrap();
+        writer.set("tokenizer.ggml.merges", vec!["e x".to_owned()]).unwrap();
+        writer.finish().unwrap();
+        path
+    };
+    let text = |text: &str| OwnedValue::String(text.into());
+    // Token 2 is `unk` in these.
+    for (name, nfc, expected) in [("nfc", true, vec![0]), ("raw", false, vec![1, 2])] {
+        let pairs = [("model", text("t5")), ("normalizer.nfc", OwnedValue::Bool(nfc))];
+        let vocab = Vocab::from_gguf(&Gguf::open(write(name, &pairs)).unwrap()).unwrap();
+        assert_eq!(Tokenizer::new(vocab).unwrap().encode("e\u{301}", TEXT), expected);
+    }
+    let pairs = [("model", text("whitespace")), ("normalizer.lowercase", OwnedValue::Bool(true))];
+    let vocab = Vocab::from_gguf(&Gguf::open(write("lower", &pairs)).unwrap()).unwrap();
+    assert_eq!(Tokenizer::new(vocab).unwrap().encode(" É\u{3000}X\n", TEXT), [0, 3]);
+    let scheme = |name: &str, model: &str, scheme: &str| {
+        let key = "metaspace.prepend_scheme";
+        let pairs = [("model", text(model)), ("pre", text("gpt-2")), (key, text(scheme))];
+        write(name, &pairs)
+    };
+    let is_first = |path: &Path| Vocab::from_gguf(&Gguf::open(path).unwrap()).unwrap();
+    assert!(is_first(&scheme("first", "gpt2", "first")).prepends_first);
+    assert!(!is_first(&scheme("never", "gemma4", "never")).prepends_first);
+    assert!(!is_first(&scheme("scored", "llama", "first")).prepends_first);
+    assert!(!is_first(&scheme("each", "t5", "always")).prepends_first);
+    let always = refusal(&scheme("always", "gpt2", "always"));
+    assert!(always.contains("prepend_scheme: expected `never` or `first`"), "{always}");
+    let other = refusal(&scheme("other", "llama", "sometimes"));
+    assert!(other.contains("got `sometimes`"), "{other}");
 }
 
 #[test]

@@ -436,9 +436,10 @@ const GPU_PASS: &[&str] = &[
     "upload",
     "weights",
     "bump",
-    "compressed_layers",
+    "pack",
     "index_layers",
-    "recurrent_layers",
+    "mixer_layout",
+    "compressed_layers",
     "layers",
     "expander",
     "cache/copies",
@@ -466,8 +467,9 @@ const GPU_PASS: &[&str] = &[
     "hybrid_moe/call",
     "device_moe/route",
     "steps",
-    "pass",
     "devices",
+    "pass",
+    "mixer",
     // Stages of a layer.
     "halves",
     "marks",
@@ -600,7 +602,7 @@ fn architectures_are_data() {
         for source in all.iter().filter(|s| s.path.starts_with("src/") && s.path != loader) {
             // `tokenizer.ggml.model` calls SentencePiece algorithms by models' names, and
             // `tokenizer.ggml.pre` the pre-tokenizers.
-            let is_algorithm = ["gemma4", "llama"].contains(&name.as_str());
+            let is_algorithm = ["flint", "gemma4", "llama"].contains(&name.as_str());
             let allowed = is_algorithm && source.path.starts_with("src/tokenizer/")
                 || source.path == "src/tokenizer/pre.rs";
             // `--reasoning-format` calls a format by a model's name.

@@ -9,15 +9,13 @@ use std::collections::BTreeMap;
 
 /// Lines of comments in the old dialect, room by room; see `dialect`. A room that is not listed has
 /// none.
-const DIALECT: &[(&str, usize)] =
-    &[("src/chat", 8), ("src/forward", 5), ("src/sample", 11), ("tests", 1)];
+const DIALECT: &[(&str, usize)] = &[("src/forward", 2), ("src/sample", 5), ("tests", 1)];
 
 /// Parameters that are tuples, room by room. A room that is not listed has none.
 const TUPLES: &[(&str, usize)] = &[
     ("bench", 2),
     ("convert", 3),
     ("src/backend", 4),
-    ("src/chat", 1),
     ("src/cli", 3),
     ("src/engine", 1),
     ("src/forward", 2),

@@ -157,7 +157,7 @@ fn routing(seed: u64, n_tokens: usize) -> Recorded {
             TokenLayer { probs: vec![1.0 / *n as f32; *n], chosen, ..TokenLayer::default() }
         });
         let layers = layers.collect();
-        tokens.push(Token { embedding: vec![0.5; 4], layers });
+        tokens.push(Token { id: None, embedding: vec![0.5; 4], layers });
     }
     let passes = (0..n_tokens).map(|t| Pass { tokens: t..t + 1, is_prompt: false }).collect();
     Recorded { n_experts: ROUTED.to_vec(), k: K, requests: vec![passes], tokens }

@@ -63,7 +63,7 @@ fn routing(seed: u64, n_requests: usize, n_prompt: usize, n_decode: usize) -> Re
             let chosen = if n == 0 { vec![] } else { vec![first as u32, ((first + 1) % n) as u32] };
             TokenLayer { chosen, ..TokenLayer::default() }
         };
-        Token { embedding: vec![], layers: n_experts.iter().map(|n| layer(*n)).collect() }
+        Token { id: None, embedding: vec![], layers: n_experts.iter().map(|n| layer(*n)).collect() }
     };
     let n = n_prompt + n_decode;
     let request = |r: usize| {

@@ -40,6 +40,24 @@ impl Cpu {
         });
     }
 
+    /// `x · weight` divided by the root of its mean square, for each row of `x`
+    /// [n, weight.len()], in place.
+    pub fn scaled_rms_norm_rows(&self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let dim = weight.len();
+        let rows = x.len() / dim;
+        let shared = SharedOut::new(x);
+        self.chunks(rows, self.token_chunk(rows, dim), &|_, range| {
+            for r in range {
+                // SAFETY: each row is in one chunk.
+                let row = unsafe { shared.slice(r * dim, dim) };
+                row.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
+                let mean = sum(row, |v| v * v) / dim as f64;
+                let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+                row.iter_mut().for_each(|x| *x = (f64::from(*x) * scale) as f32);
+            }
+        });
+    }
+
     /// LayerNorm of each row of `x` [n, weight.len()] into `out`: (x − mean) / √(variance + ε) ·
     /// weight + bias, mean and variance by `sum`.
     pub fn layer_norm_rows(

@@ -35,16 +35,16 @@ impl RopeTable {
         }
     }
 
-    /// Adds rows of positions that multiply `n_pairs` pairs by a factor.
-    pub fn push_factors(
+    /// Adds rows of positions with the same for each of `n_pairs` pairs.
+    pub fn push_pairs(
         &mut self,
         n_pairs: usize,
-        factor: impl Fn(usize) -> f32,
+        pair: impl Fn(usize) -> [f32; 2],
         positions: Range<usize>,
     ) {
         self.n_pairs = n_pairs;
         for position in positions {
-            self.turns.extend(std::iter::repeat_n([factor(position), 0.0], n_pairs));
+            self.turns.extend(std::iter::repeat_n(pair(position), n_pairs));
         }
     }
 

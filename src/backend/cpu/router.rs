@@ -28,20 +28,21 @@ impl Score {
 impl Cpu {
     /// Turns router logits, in `route.probs`, into probabilities, the `k` best experts (ties to
     /// the lower id) and their weights. `bias` `[n_experts]` is added to the probabilities for the
-    /// choice, not for the weights.
+    /// choice, not for the weights; to the logits if the choice says so.
     pub fn route(&self, route: &mut Route, choice: &Choice, bias: Option<&[f32]>) {
-        let (n, k) = (route.n_experts, route.k);
-        let tokens = route.probs.len() / n;
+        self.begin(route, choice);
+        let by_logits = choice.bias_on_logits && bias.is_some();
+        if by_logits {
+            choice.choose_all(route, bias);
+        }
         self.probabilities(route, choice);
         if choice.score == Score::SparseMixer {
             return;
         }
-        for t in 0..tokens {
-            let probs = &route.probs[t * n..][..n];
-            let chosen = &mut route.chosen[t * k..][..k];
-            choice.choose(probs, bias, &mut route.scratch, chosen);
-            choice.weigh(probs, chosen, &mut route.weights[t * k..][..k]);
+        if !by_logits {
+            choice.choose_all(route, bias);
         }
+        choice.weigh_all(route);
     }
 
     /// Routes to the experts that `of_token` tells of each token, instead of the best.
@@ -51,24 +52,28 @@ impl Cpu {
         choice: &Choice,
         of_token: impl Fn(usize) -> &'a [u32],
     ) {
-        let (n, k) = (route.n_experts, route.k);
+        self.begin(route, choice);
         self.probabilities(route, choice);
-        for t in 0..route.probs.len() / n {
-            let chosen = &mut route.chosen[t * k..][..k];
+        for (t, chosen) in route.chosen.chunks_exact_mut(route.k).enumerate() {
             chosen.copy_from_slice(of_token(t));
-            choice.weigh(&route.probs[t * n..][..n], chosen, &mut route.weights[t * k..][..k]);
         }
+        choice.weigh_all(route);
     }
 
-    /// Router logits → probabilities, and room for the rest of a route; SparseMixer's too.
-    fn probabilities(&self, route: &mut Route, choice: &Choice) {
-        let (n, k) = (route.n_experts, route.k);
-        let tokens = route.probs.len() / n;
+    /// Caps the logits and makes room for the rest of a route.
+    fn begin(&self, route: &mut Route, choice: &Choice) {
+        let n_pairs = route.probs.len() / route.n_experts * route.k;
         if choice.cap > 0.0 {
             self.kernels.soft_cap(&mut route.probs, choice.cap);
         }
-        route.chosen.resize(tokens * k, 0);
-        route.weights.resize(tokens * k, 0.0);
+        route.chosen.resize(n_pairs, 0);
+        route.weights.resize(n_pairs, 0.0);
+    }
+
+    /// Router logits → probabilities; SparseMixer's choice too.
+    fn probabilities(&self, route: &mut Route, choice: &Choice) {
+        let n = route.n_experts;
+        let tokens = route.probs.len() / n;
         if choice.score == Score::SparseMixer {
             self.sparse_mixer(route, choice.jitter);
         }
@@ -106,6 +111,22 @@ impl Cpu {
 }
 
 impl Choice {
+    /// Chooses each token's experts by the values in `route.probs`.
+    fn choose_all(&self, route: &mut Route, bias: Option<&[f32]>) {
+        let Route { k, n_experts, probs, chosen, scratch, .. } = route;
+        for (values, chosen) in probs.chunks_exact(*n_experts).zip(chosen.chunks_exact_mut(*k)) {
+            self.choose(values, bias, scratch, chosen);
+        }
+    }
+
+    fn weigh_all(&self, route: &mut Route) {
+        let Route { k, n_experts, probs, chosen, weights, .. } = route;
+        let pairs = chosen.chunks_exact(*k).zip(weights.chunks_exact_mut(*k));
+        for (probs, (chosen, weights)) in probs.chunks_exact(*n_experts).zip(pairs) {
+            self.weigh(probs, chosen, weights);
+        }
+    }
+
     fn choose(
         &self,
         probs: &[f32],
@@ -205,6 +226,7 @@ mod tests {
         cap: 0.0,
         normalize: false,
         scale: 1.0,
+        bias_on_logits: false,
         n_groups: 1,
         n_groups_used: 1,
         jitter: 0.01,
@@ -251,6 +273,16 @@ mod tests {
         let route = routed(&[0.5, -1.0, 0.2, 3.0], 2, &choice, Some(&bias));
         assert_eq!(route.chosen, [1, 0]);
         assert_eq!(route.weights, [2.0 * route.probs[1], 2.0 * route.probs[0]]);
+    }
+
+    #[test]
+    fn a_bias_on_logits_chooses_by_them() {
+        // By probabilities, of which the first two are all but 1, the third would win.
+        let (logits, bias) = ([20.0, 18.0, 0.0], [0.0, 1.5, 1.0]);
+        let choice = Choice { score: Score::Sigmoid, bias_on_logits: true, ..PLAIN };
+        let route = routed(&logits, 2, &choice, Some(&bias));
+        assert_eq!(route.chosen, [0, 1]);
+        assert_eq!(route.weights, [route.probs[0], route.probs[1]]);
     }
 
     #[test]

@@ -120,8 +120,16 @@ impl Cpu {
     }
 
     /// `key` [tokens, n, n_embd] becomes `value` [tokens, n_embd] times a gate a stream:
-    /// σ(sign(s) · √max(|s|, 10⁻⁶)), s the scaled product of key and `query`; σ(0) where s is 0.
-    pub fn gate_ngrams(&self, tokens: usize, key: &mut [f32], query: &[f32], value: &[f32]) {
+    /// σ(sign(s) · √max(|s|, 10⁻⁶)), s the scaled product of key and `query`; σ(0) where s is 0,
+    /// unless 0 `has_sign`, which is plus.
+    pub fn gate_ngrams(
+        &self,
+        tokens: usize,
+        key: &mut [f32],
+        query: &[f32],
+        value: &[f32],
+        has_sign: bool,
+    ) {
         const LEAST: f32 = 1e-6;
         let (n_embd, n) = (value.len() / tokens.max(1), key.len() / value.len().max(1));
         assert!(key.len() == query.len() && key.len() == tokens * n * n_embd);
@@ -130,6 +138,7 @@ impl Cpu {
         let pairs = key.chunks_exact_mut(n_embd).zip(query.chunks_exact(n_embd));
         for ((key, query), value) in pairs.zip(values) {
             let mut gate = [match self.kernels.dot_f32(key, query) * scale {
+                0.0 if has_sign => LEAST.sqrt(),
                 0.0 => 0.0,
                 s => s.abs().max(LEAST).sqrt().copysign(s),
             }];

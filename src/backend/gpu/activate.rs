@@ -74,7 +74,9 @@ impl Activate {
             Activation::SiluLimited => self.swiglu_limited,
             Activation::SiluCapped => self.swiglu_capped,
             Activation::Situ => self.situ,
-            Activation::GeluPlain => unreachable!("devices have no kernel for it"),
+            Activation::GeluPlain | Activation::SiluPlain => {
+                unreachable!("devices have no kernel for it")
+            }
         };
         if n == 0 {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Rows of an embedding table (`kernels/embed.cu`).
 
-use super::mat::{DeviceMat, TypeKernels};
+use super::mat::{DeviceMat, TypeKernels, unit_len};
 use super::{Device, DevicePtr, DeviceSlice, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
@@ -21,12 +21,7 @@ pub struct Embed(TypeKernels<EmbedParams>);
 
 /// The number of values that a thread writes.
 fn values(ty: TensorType) -> usize {
-    match ty.block_len() {
-        1 => 1,
-        256 => 64,
-        64 => 16,
-        len => len,
-    }
+    unit_len(ty).min(64)
 }
 
 impl Embed {

@@ -508,6 +508,8 @@ fn activation_code(activation: Activation) -> u32 {
         Activation::Silu => 0,
         Activation::SiluClamped => 1,
         Activation::Relu => 2,
-        Activation::GeluPlain => unreachable!("devices have no kernel for it"),
+        Activation::GeluPlain | Activation::SiluPlain => {
+            unreachable!("devices have no kernel for it")
+        }
     }
 }

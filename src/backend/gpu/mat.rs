@@ -58,6 +58,15 @@ pub fn alignment(ty: TensorType) -> usize {
     1 << ty.block_bytes().trailing_zeros().min(4)
 }
 
+/// Values of a unit of the type (`kernels/quant/part.cuh`).
+pub fn unit_len(ty: TensorType) -> usize {
+    match ty.block_len() {
+        64 if ty == TensorType::NVFP4 => 16,
+        64 | 128 => 32,
+        len => len,
+    }
+}
+
 /// The kernels of one family, by type.
 pub struct TypeKernels<P>(Vec<Option<Kernel<P>>>);
 

@@ -120,7 +120,7 @@ impl Products {
     }
 
     /// `out[t·out_stride + r] = mat[r] · x[t] (+ bias[r])`, however many tokens there are: the bits
-    /// do not depend on it. F32, F16 and BF16 always go the way of few tokens.
+    /// do not depend on it. Plain floats always go the way of few tokens.
     ///
     /// # Panics
     /// If sizes do not fit each other.

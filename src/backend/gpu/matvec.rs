@@ -1,7 +1,7 @@
 //! Matrix times the activations of a few tokens (`kernels/matvec.cu`).
 
 use super::acts::DeviceActs;
-use super::mat::{DeviceMat, TypeKernels};
+use super::mat::{DeviceMat, TypeKernels, unit_len};
 use super::{Device, DevicePtr, DeviceSlice, GRID_MAX, Grid, Stream, kernel_params, u32_of};
 use crate::Result;
 use crate::gguf::TensorType;
@@ -40,14 +40,10 @@ pub struct Matvec {
 /// The number of threads that share a row of `cols` columns. Each takes a part of a block; eight
 /// groups of them are the eight lanes in which "One arithmetic" adds.
 pub fn lanes_a_row(ty: TensorType, cols: usize) -> u32 {
-    match ty.block_len() {
+    match unit_len(ty) {
         1 => 8,
         256 => 4 * (cols / 256).next_power_of_two().clamp(1, 8) as u32,
-        // A unit of NVFP4 is sixteen values.
-        len => {
-            (cols / len.min(32) * if len == 64 { 2 } else { 1 }).next_power_of_two().clamp(8, 32)
-                as u32
-        }
+        unit => (cols / unit).next_power_of_two().clamp(8, 32) as u32,
     }
 }
 
@@ -161,6 +157,8 @@ mod tests {
         assert_eq!([256, 512, 768, 2048, 4096].map(|cols| lanes(Q4_K, cols)), [4, 8, 16, 32, 32]);
         assert_eq!([32, 256, 288, 544, 4096].map(|cols| lanes(Q8_0, cols)), [8, 8, 16, 32, 32]);
         assert_eq!([64, 128, 192, 512].map(|cols| lanes(NVFP4, cols)), [8, 8, 16, 32]);
+        assert_eq!([128, 512, 1024].map(|cols| lanes(Q1_0, cols)), [8, 16, 32]);
+        assert_eq!([64, 512, 1024].map(|cols| lanes(Q2_0, cols)), [8, 16, 32]);
         assert_eq!(lanes(F16, 7), 8);
     }
 }

@@ -25,7 +25,7 @@ kernel_params! {
         n_groups_used: u32,
         jitter: f32,
         cap: f32,
-        unused: u32,
+        bias_on_logits: u32,
         fixed: DevicePtr,
         ids: DevicePtr,
     }
@@ -191,7 +191,7 @@ impl Router {
             n_groups_used: u32_of(choice.n_groups_used),
             jitter: choice.jitter,
             cap: choice.cap,
-            unused: 0,
+            bias_on_logits: (choice.bias_on_logits && bias.is_some()).into(),
             fixed: fixed.map(|fixed| fixed.table).into(),
             ids: fixed.map(|fixed| fixed.ids).into(),
         };

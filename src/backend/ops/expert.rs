@@ -20,6 +20,8 @@ pub enum Activation {
     ReluGated,
     /// up·(1 + erf(up/√2))/2, without a gate
     GeluPlain,
+    /// silu(up), without a gate; CPU only
+    SiluPlain,
     /// gelu(gate) ⊙ up, by the tanh form: gate·σ(√(8/π)·(gate + 0.044715·gate³)) ⊙ up
     Gelu,
     /// gate' = min(gate, limit), up' = clamp(up, ±limit): silu(gate') ⊙ up'
@@ -33,12 +35,13 @@ pub enum Activation {
 
 impl Activation {
     pub fn is_gated(self) -> bool {
-        !matches!(self, Activation::Relu | Activation::ReluSquared | Activation::GeluPlain)
+        use Activation::{GeluPlain, Relu, ReluSquared, SiluPlain};
+        !matches!(self, Relu | ReluSquared | GeluPlain | SiluPlain)
     }
 
     /// Whether devices have kernels for it.
     pub fn has_kernels(self) -> bool {
-        self != Activation::GeluPlain
+        !matches!(self, Activation::GeluPlain | Activation::SiluPlain)
     }
 
     /// Whether it needs `ExpertShape::limit`, and is `Silu` without.

@@ -22,6 +22,8 @@ pub struct Choice {
     pub normalize: bool,
     /// Factor on the weights.
     pub scale: f32,
+    /// The bias is added to the logits, not to the probabilities.
+    pub bias_on_logits: bool,
     /// Experts form this many groups of equal size, of which a token uses the best
     /// `n_groups_used`.
     pub n_groups: usize,

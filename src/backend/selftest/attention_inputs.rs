@@ -86,7 +86,7 @@ impl Case {
         let (mut turns, mut factors) = (RopeTable::default(), RopeTable::default());
         let angles = (0..self.steps.pairs).map(|i| 0.9f32.powi(i as i32)).collect();
         turns.fill(&Frequencies::new(angles, 1.25), PAST, tokens);
-        factors.push_factors(dim / 2, |at| 1.0 + 0.1 * at as f32, PAST..PAST + tokens);
+        factors.push_pairs(dim / 2, |at| [1.0 + 0.1 * at as f32, 0.0], PAST..PAST + tokens);
         [turns, factors]
     }
 

@@ -1,6 +1,5 @@
 //! A device with a stream, the CPU, the values that both compute with, and the report.
 
-use super::Extent;
 use super::data::Random;
 use super::report::{Report, Row};
 use crate::backend::cpu::Cpu;
@@ -9,6 +8,17 @@ use crate::{Error, Result};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use std::cell::{RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
+
+/// The amount of checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Small shapes, one or two of each kernel: seconds on an emulated device.
+    Quick,
+    /// Also sizes that fill no block, warp or tile: for the project's own tests.
+    Odd,
+    /// Also shapes of real models.
+    Full,
+}
 
 pub struct Bench {
     pub gpu: Device,

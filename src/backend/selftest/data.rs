@@ -66,7 +66,7 @@ pub fn mix_in_any_bits(ty: TensorType, bytes: &mut [u8], random: &mut Random) {
 pub fn scales(ty: TensorType) -> &'static [usize] {
     use TensorType::*;
     match ty {
-        Q4_0 | Q5_0 | Q8_0 | Q8_1 | IQ4_NL | IQ4_XS => &[0],
+        Q1_0 | Q2_0 | Q4_0 | Q5_0 | Q8_0 | Q8_1 | IQ4_NL | IQ4_XS => &[0],
         Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
         Q2_K => &[80, 82],
         Q3_K => &[108],
@@ -74,7 +74,7 @@ pub fn scales(ty: TensorType) -> &'static [usize] {
         Q6_K => &[208],
         TQ1_0 => &[52],
         TQ2_0 => &[64],
-        F32 | F16 | BF16 | IQ1_M | MXFP4 | NVFP4 => &[],
+        F32 | F16 | BF16 | F8_E4M3 | IQ1_M | MXFP4 | NVFP4 => &[],
         other => panic!("{other}: where are its scales?"),
     }
 }

@@ -38,6 +38,7 @@ mod scan;
 mod slots;
 mod streams;
 
+pub use bench::Extent;
 pub use report::{Outcome, Report, Row};
 
 use crate::Result;
@@ -82,17 +83,6 @@ pub fn machinery(device: &Device, extent: Extent) -> Result<Report> {
     let bench = Bench::new(device, extent)?;
     machinery::check(&bench)?;
     Ok(bench.into_report())
-}
-
-/// The amount of checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Small shapes, one or two of each kernel: seconds on an emulated device.
-    Quick,
-    /// Also sizes that fill no block, warp or tile: for the project's own tests.
-    Odd,
-    /// Also shapes of real models.
-    Full,
 }
 
 /// Runs all families on the device. `on_family` is called with the name of each before it runs; its

@@ -49,6 +49,7 @@ fn by(score: Score) -> Choice {
         cap: 0.0,
         normalize: true,
         scale: 1.0,
+        bias_on_logits: false,
         n_groups: 1,
         n_groups_used: 1,
         jitter: 0.2,
@@ -69,8 +70,9 @@ fn compare_all(
     let plain = Choice { n_groups, n_groups_used, ..by(score) };
     let scaled = Choice { normalize: false, scale: 2.5, ..plain };
     let capped = Choice { cap: 0.7, ..plain };
+    let by_logits = Choice { bias_on_logits: true, ..plain };
     let table: Vec<u32> = (0..5 * k).map(|i| (i * 5 % n) as u32).collect();
-    for choice in [plain, scaled, capped] {
+    for choice in [plain, scaled, capped, by_logits] {
         let case = Case::new(&logits, n, k, choice);
         // SparseMixer weighs as it chooses.
         if score != Score::SparseMixer {

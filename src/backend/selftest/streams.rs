@@ -39,7 +39,7 @@ fn ngrams(bench: &Bench, streams: &Streams, [tokens, n, n_embd]: Shape) -> Resul
     key[..n_embd].fill(0.0);
     let (mut key, query, value) = (bench.up(key)?, bench.up(query)?, bench.up(value)?);
     streams.gate_ngrams(&bench.stream, [tokens, n], [key.gpu(), query.gpu()], value.gpu())?;
-    bench.cpu.gate_ngrams(tokens, &mut key, &query, &value);
+    bench.cpu.gate_ngrams(tokens, &mut key, &query, &value, false);
     bench.equal(format!("{tokens} tokens, {n}×{n_embd}"), &key)
 }
 

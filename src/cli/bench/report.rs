@@ -1,7 +1,7 @@
 //! Results of `moeba bench` as a table, JSON or CSV, row by row as they come.
 
 use super::super::args::SizeArgs;
-use super::super::{out, report};
+use super::super::{global, out, report};
 use super::table::Table;
 use super::{Samples, Test, Work};
 use crate::Result;
@@ -11,7 +11,7 @@ use crate::machine::{Rounds, Wall};
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const COMMIT: &str = match option_env!("MOEBA_COMMIT") {
+const COMMIT: &str = match global::COMMIT {
     Some(commit) => commit,
     None => "unknown",
 };

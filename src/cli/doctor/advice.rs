@@ -14,9 +14,6 @@ pub struct Advice {
     pub command: String,
 }
 
-/// Less than this is nothing to stream experts into.
-const LEAST_PINNED: u64 = 1 << 30;
-
 /// A disk below this rate is the bottleneck of every model that is bigger than memory.
 const SLOW_DISK_GB_PER_SECOND: f64 = 1.0;
 
@@ -30,7 +27,6 @@ pub fn of(found: &Findings) -> Vec<Advice> {
         swap(found),
         uring(found),
         huge_pages(found),
-        pinned(found),
         gpu(found),
     ];
     all.into_iter().flatten().collect()
@@ -117,14 +113,6 @@ fn huge_pages(found: &Findings) -> Option<Advice> {
     })
 }
 
-fn pinned(found: &Findings) -> Option<Advice> {
-    let limit = found.limits.memlock_bytes.filter(|bytes| *bytes < LEAST_PINNED)?;
-    let why = format!("a limit of {} is low: each read costs more processor time", size(limit));
-    let command = "ulimit -l unlimited (for good: `* - memlock unlimited` in \
-                   /etc/security/limits.conf)";
-    Some(advice("pinned memory", why, command))
-}
-
 fn gpu(found: &Findings) -> Option<Advice> {
     match (&found.gpu.driver, &found.gpu.libcuda) {
         (Some(_), None) => {
@@ -145,7 +133,6 @@ mod tests {
     use crate::experts::disk::IoKind;
     use crate::machine::disk::Disk;
     use crate::machine::gpu::Gpu;
-    use crate::machine::limits::Limits;
     use crate::machine::memory::Memory;
     use crate::machine::processor::Processor;
     use crate::machine::{Peak, Rounds};
@@ -181,7 +168,7 @@ mod tests {
             nodes: Vec::new(),
             available_bytes: Some(60 << 30),
             group_limit_bytes: None,
-            limits: Limits { memlock_bytes: None, open_files: Some(1024) },
+            open_files_limit: Some(1024),
             read_rates: Ok(vec![(8, rounds([20.0, 20.1, 20.2]))]),
             peaks: vec![(Peak::all()[0], 8, rounds([100.0, 101.0, 102.0]))],
             disk: Ok(disk_of(3.0, true)),
@@ -230,7 +217,6 @@ mod tests {
             ("huge pages", "echo madvise", |f| {
                 f.memory.transparent_huge_pages = Some("never".into());
             }),
-            ("pinned memory", "ulimit -l unlimited", |f| f.limits.memlock_bytes = Some(8 << 20)),
             ("GPU driver", "--gpus all", |f| f.gpu.driver = Some("550.54".into())),
             ("GPU driver", "modprobe nvidia", |f| f.gpu.libcuda = Some("/libcuda.so.1".into())),
         ];
@@ -248,7 +234,5 @@ mod tests {
         assert!(swap.why.starts_with("3.00 GiB of 8.00 GiB of swap are in use"), "{}", swap.why);
         let group = one(|found| found.group_limit_bytes = Some(2 << 30));
         assert!(group.why.contains("2.00 GiB of the machine's 64.00 GiB"), "{}", group.why);
-        let pinned = one(|found| found.limits.memlock_bytes = Some(8 << 20));
-        assert!(pinned.why.starts_with("a limit of 8.0 MiB"), "{}", pinned.why);
     }
 }

@@ -8,11 +8,11 @@ use crate::experts::numa::{self, Node, SYSFS};
 use crate::machine::device::Sizes;
 use crate::machine::disk::{self, Disk};
 use crate::machine::gpu::Gpu;
-use crate::machine::limits::Limits;
 use crate::machine::memory::Memory;
 use crate::machine::processor::Processor;
 use crate::machine::{DeviceRates, Peak, ReadTest, Rounds};
 use crate::{Result, interrupt, simd};
+use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 
 /// A disk that was measured, or why none was.
@@ -39,7 +39,8 @@ pub struct Findings {
     pub nodes: Vec<Node>,
     pub available_bytes: Option<u64>,
     pub group_limit_bytes: Option<u64>,
-    pub limits: Limits,
+    /// `ulimit -n`; `None` where there is no limit.
+    pub open_files_limit: Option<u64>,
     /// 10⁹ bytes a second by so many threads, or why it was not measured.
     pub read_rates: std::result::Result<Vec<(usize, Rounds)>, String>,
     /// 10⁹ operations a second of a unit by so many threads.
@@ -109,7 +110,7 @@ pub fn machine(
         nodes: numa::nodes(SYSFS.as_ref()),
         available_bytes,
         group_limit_bytes: memory::group_limit_bytes(),
-        limits: Limits::read(),
+        open_files_limit: getrlimit(Resource::Nofile).current,
         read_rates: read_rates(&for_reads, available_bytes)?,
         // Integers grow with the cores, which share nothing.
         peaks: peaks(&threads.unwrap_or(ends))?,

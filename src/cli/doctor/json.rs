@@ -55,10 +55,7 @@ pub fn of(found: &Findings) -> Value {
         },
         "integer_peak": peaks.collect::<Vec<_>>(),
         "disk": disk(&found.disk),
-        "limits": {
-            "memlock_bytes": found.limits.memlock_bytes,
-            "open_files": found.limits.open_files,
-        },
+        "limits": { "open_files": found.open_files_limit },
         "advice": advice.collect::<Vec<_>>(),
     })
 }

@@ -28,9 +28,8 @@ pub fn of(found: &Findings) -> String {
     };
     lines.push(line("GPU driver", &gpu));
     devices(&found.devices, &mut lines);
-    let limit = |limit: Option<u64>, text: fn(u64) -> String| limit.map_or("none".into(), text);
-    lines.push(line("pinned memory", &limit(found.limits.memlock_bytes, size)));
-    lines.push(line("open files", &limit(found.limits.open_files, |n| n.to_string())));
+    let limit = found.open_files_limit.map_or("none".into(), |n| n.to_string());
+    lines.push(line("open files", &limit));
     advice_lines(&advice::of(found), &mut lines);
     lines.join("\n")
 }

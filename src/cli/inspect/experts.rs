@@ -1,10 +1,11 @@
 //! The routed experts of a file, in either layout: how many, how large, how they are cut.
 
-use super::{counted, size};
+use super::summary::counted;
 use crate::Result;
 use crate::experts::{ExpertTensors, LayerExperts as Cut};
 use crate::gguf::{Gguf, TensorInfo};
 use crate::model::granules::{self, GranuleKeys};
+use crate::units::size;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -10,17 +10,16 @@ use super::model::ModelArg;
 use super::{out, plan};
 use crate::chat::ChatTemplate;
 use crate::engine::{self, Engine, EngineOptions};
-use crate::gguf::{Gguf, TensorInfo, TensorType, Value};
+use crate::gguf::{Gguf, TensorInfo, Value};
 use crate::model::granules;
 use crate::tokenizer::Vocab;
 use crate::units::size;
 use crate::{Error, Result};
 use serde_json::{Map, Value as Json, json};
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use experts::LayerExperts;
-use summary::Summary;
+use summary::{Summary, counted, harmless, type_totals};
 
 #[derive(clap::Args, Debug)]
 pub struct InspectArgs {
@@ -78,27 +77,6 @@ fn check(gguf: Gguf) -> Result<Gguf> {
     gguf.check_all_finite(|_| {})?;
     granules::check_all_finite(&gguf)?;
     Ok(gguf)
-}
-
-struct TypeTotal {
-    n_tensors: u64,
-    n_elements: u64,
-    n_bytes: u64,
-}
-
-/// Totals by type, most bytes first.
-fn type_totals(gguf: &Gguf) -> Vec<(TensorType, TypeTotal)> {
-    let mut totals: BTreeMap<TensorType, TypeTotal> = BTreeMap::new();
-    for t in gguf.tensors() {
-        let total =
-            totals.entry(t.ty).or_insert(TypeTotal { n_tensors: 0, n_elements: 0, n_bytes: 0 });
-        total.n_tensors += 1;
-        total.n_elements += t.n_elements();
-        total.n_bytes += t.n_bytes;
-    }
-    let mut totals: Vec<_> = totals.into_iter().collect();
-    totals.sort_by_key(|(_, total)| std::cmp::Reverse(total.n_bytes));
-    totals
 }
 
 fn json_text(
@@ -159,16 +137,6 @@ fn shown(value: Value<'_>) -> String {
         items.push(format!("… {} in all", array.len()));
     }
     format!("[{}]", items.join(", "))
-}
-
-/// `1 file`, `2 files`.
-fn counted(n: usize, noun: &str) -> String {
-    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
-}
-
-/// No control character of a file's text reaches the terminal.
-fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// The file, and what people ask of it first.
@@ -242,7 +210,7 @@ fn total_table(gguf: &Gguf, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::Writer;
+    use crate::gguf::{TensorType, Writer};
     use std::path::Path;
 
     /// Two MoE layers of 4 experts, 64 → 96 → 64, gate and up in Q4_0, down in Q8_0.

@@ -1,13 +1,14 @@
 //! The facts that people want first. They are read from metadata and tensors without checks, so
 //! that damaged files have a summary too.
 
-use super::{counted, harmless, size, type_totals};
 use crate::convert::file_type_name;
-use crate::gguf::{Gguf, TensorInfo};
+use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::model::descriptor::Descriptor;
 use crate::model::kv::{self, CacheType, LayerShape};
 use crate::model::{HyperParams, granules};
+use crate::units::size;
 use serde_json::{Value as Json, json};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 pub struct Summary {
@@ -40,9 +41,11 @@ impl Summary {
         };
         let experts = number("expert_count").filter(|n| *n > 0);
         let experts = experts.and_then(|n| Some((n, number("expert_used_count")?)));
+        let values = number("attention.value_expert_count").filter(|n| *n > 0);
+        let values = values.zip(number("attention.value_expert_used_count"));
         let further = number("nextn_predict_layers").unwrap_or(0);
         let n_layers = number("block_count").map(|n| n.saturating_sub(further));
-        let (n_params, n_active_params) = params(gguf, experts, n_layers);
+        let (n_params, n_active_params) = params(gguf, [experts, values], n_layers);
         let named = gguf.u32("general.file_type").ok().flatten().and_then(file_type_name);
         let mostly = || type_totals(gguf).first().map(|(ty, _)| format!("mostly {}", ty.name()));
         Summary {
@@ -111,9 +114,13 @@ impl Summary {
     }
 }
 
-/// Weights in all, and those that a token is computed with: of routed experts those that it uses,
-/// of layers that predict further tokens none.
-fn params(gguf: &Gguf, experts: Option<(u32, u32)>, n_layers: Option<u32>) -> (u64, u64) {
+/// Weights in all, and those that a token is computed with: of routed experts, and of those that
+/// make values, those that it uses, of layers that predict further tokens none.
+fn params(
+    gguf: &Gguf,
+    [experts, values]: [Option<(u32, u32)>; 2],
+    n_layers: Option<u32>,
+) -> (u64, u64) {
     let granules = granules::GranuleKeys::read(gguf).ok().flatten();
     let granule_weights = |layer: usize| {
         let typed = granules.as_ref()?.layer_as_written(gguf, layer).ok()??;
@@ -129,7 +136,7 @@ fn params(gguf: &Gguf, experts: Option<(u32, u32)>, n_layers: Option<u32>) -> (u
         let layer = layer.and_then(|layer| layer.parse::<u32>().ok());
         let is_further = layer.zip(n_layers).is_some_and(|(layer, n_layers)| layer >= n_layers);
         all = all.saturating_add(n);
-        let used = match experts {
+        let used = match if tensor.name.contains(".attn_v_exps.") { values } else { experts } {
             _ if is_further => 0,
             Some((all, used)) if is_routed => n / u64::from(all) * u64::from(used.min(all)),
             _ => n,
@@ -165,6 +172,37 @@ fn short(n: u64) -> String {
         1_000_000_000..1_000_000_000_000 => format!("{:.2} B", n as f64 / 1e9),
         _ => format!("{:.3} T", n as f64 / 1e12),
     }
+}
+
+pub struct TypeTotal {
+    pub n_tensors: u64,
+    pub n_elements: u64,
+    pub n_bytes: u64,
+}
+
+/// Totals by type, most bytes first.
+pub fn type_totals(gguf: &Gguf) -> Vec<(TensorType, TypeTotal)> {
+    let mut totals: BTreeMap<TensorType, TypeTotal> = BTreeMap::new();
+    for t in gguf.tensors() {
+        let total =
+            totals.entry(t.ty).or_insert(TypeTotal { n_tensors: 0, n_elements: 0, n_bytes: 0 });
+        total.n_tensors += 1;
+        total.n_elements += t.n_elements();
+        total.n_bytes += t.n_bytes;
+    }
+    let mut totals: Vec<_> = totals.into_iter().collect();
+    totals.sort_by_key(|(_, total)| std::cmp::Reverse(total.n_bytes));
+    totals
+}
+
+/// `1 file`, `2 files`.
+pub fn counted(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
+/// No control character of a file's text reaches the terminal.
+pub fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]

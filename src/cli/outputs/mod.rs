@@ -370,6 +370,7 @@ mod tests {
     /// Arguments that name a file to read.
     const INPUTS: &[&str] = &[
         "model",
+        "model_draft",
         "file",
         "folder",
         "input",

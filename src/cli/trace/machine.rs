@@ -2,7 +2,6 @@
 //! has measured.
 
 use super::super::values::Parsed;
-use super::replay::known;
 use crate::trace::{CostModel, Device, LinkCosts, MeasuredMachine, SimOptions, Source};
 use crate::{Error, Result};
 use serde_json::Value;
@@ -31,6 +30,16 @@ pub fn machine_or_file(text: &str) -> Parsed<MachineArg> {
 pub enum Machine {
     Named(String),
     Measured(PathBuf, MeasuredMachine),
+}
+
+/// A name that is one of `names`.
+pub fn known<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Parsed<String> {
+    let names: Vec<&str> = names.collect();
+    if names.contains(&text) {
+        Ok(text.into())
+    } else {
+        Err(format!("give one of {}", names.join(", ")))
+    }
 }
 
 impl MachineArg {

@@ -3,7 +3,7 @@
 use super::super::args;
 use super::super::out;
 use super::super::values::{self, Parsed};
-use super::machine::{MachineArg, machine_or_file};
+use super::machine::{MachineArg, known, machine_or_file};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
 use crate::experts::Counters;
@@ -84,15 +84,6 @@ pub fn machine(text: &str) -> Parsed<String> {
 
 pub fn sizes(text: &str) -> Parsed<String> {
     known(text, Geometry::names())
-}
-
-pub fn known<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Parsed<String> {
-    let names: Vec<&str> = names.collect();
-    if names.contains(&text) {
-        Ok(text.into())
-    } else {
-        Err(format!("give one of {}", names.join(", ")))
-    }
 }
 
 /// The default of `--warm-up`.

@@ -1,8 +1,10 @@
 //! Memory limits of control groups, versions 1 and 2. A process is in one group of each hierarchy,
 //! and the limit of every group above it holds as well.
 
-use super::memory::Read;
 use std::path::{Component, Path, PathBuf};
+
+/// Reads a file of /proc or /sys; a table of texts in tests.
+pub type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// Bytes that the tightest of this process's groups has left, page cache that it can drop
 /// included. `None` where no group has a limit.

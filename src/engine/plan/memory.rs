@@ -1,10 +1,7 @@
 //! The system's available memory.
 
-use super::cgroup;
+use super::cgroup::{self, Read};
 use std::path::Path;
-
-/// Reads a file of /proc or /sys; a table of texts in tests.
-pub type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// Bytes that new work can use without pushing out anything but page cache: `MemAvailable` of
 /// /proc/meminfo, or what the limits of this process's control groups leave if that is less.

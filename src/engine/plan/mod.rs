@@ -11,7 +11,6 @@ pub mod vram;
 use super::EngineOptions;
 use super::device;
 use crate::backend::gpu::Device;
-use crate::experts::LayerExperts;
 use crate::experts::disk::IoKind;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::Bound;
@@ -67,6 +66,8 @@ pub(super) struct TextBytes {
     pub kv: u64,
     /// Bodies of requests and what is read of them.
     pub bodies: u64,
+    /// A model that drafts them.
+    pub draft: u64,
 }
 
 /// The part of a model that is on devices.
@@ -200,6 +201,7 @@ impl MemoryPlan {
             dense_bytes,
             kv_bytes: texts.kv,
             body_bytes: texts.bodies,
+            draft_bytes: texts.draft,
             buffer_bytes: match cuts {
                 true => {
                     let n = tokens(n_ubatch);
@@ -218,7 +220,6 @@ impl MemoryPlan {
         if place == Place::InPlace && !options.mmap {
             ram::check_copy(options.io, &sizes)?;
         }
-        let of_token = |layer: &LayerExperts| layer.n_experts.min(model.k()) * layer.expert_bytes();
         Ok(MemoryPlan {
             sizes,
             place,
@@ -234,10 +235,13 @@ impl MemoryPlan {
             n_moe_layers: routed().count(),
             n_experts: hyper.routing.n_experts,
             k: hyper.routing.k,
-            expert_bytes_per_token: routed().map(of_token).sum::<usize>() as u64,
-            dense_bytes_per_token: dense_bytes - unread_bytes(model.gguf()).min(dense_bytes),
+            expert_bytes_per_token: model
+                .used()
+                .map(|(layer, k)| k * layer.expert_bytes())
+                .sum::<usize>() as u64,
+            dense_bytes_per_token: dense_bytes - table_bytes(model).min(dense_bytes),
             token_types: token_types(model),
-            n_threads: options.n_threads.unwrap_or_else(super::load::default_threads),
+            n_threads: options.n_threads.unwrap_or_else(super::threads::default_threads),
             device,
         })
     }
@@ -258,8 +262,7 @@ impl MemoryPlan {
     pub fn resident_bytes(&self) -> (u64, u64) {
         let sizes = &self.sizes;
         let experts = self.expert_budget().map_or(sizes.expert_bytes, |b| b.min(sizes.slot_bytes));
-        let others = sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes + sizes.buffer_bytes;
-        (experts + others, experts)
+        (experts + sizes.lasting_bytes() + sizes.buffer_bytes, experts)
     }
 
     /// Bytes of memory for experts that are streamed from disk; `None` where they are in place.
@@ -285,9 +288,9 @@ impl MemoryPlan {
 fn token_types(model: &Bound) -> Vec<(TensorType, u64)> {
     let file = model.gguf();
     let mut of_routed = BTreeMap::new();
-    for layer in model.routed().iter().flatten() {
-        let k = layer.n_experts.min(model.k()) as u64;
-        of_routed.extend(layer.tensors().map(|tensor| (tensor, (k, layer.n_experts as u64))));
+    for (layer, k) in model.used() {
+        let (k, n) = (k as u64, layer.n_experts as u64);
+        of_routed.extend(layer.tensors().map(|tensor| (tensor, (k, n))));
     }
     let mut types = BTreeMap::<TensorType, u64>::new();
     for (i, tensor) in file.tensors().iter().enumerate() {
@@ -301,10 +304,15 @@ fn token_types(model: &Bound) -> Vec<(TensorType, u64)> {
     types
 }
 
-/// The bytes of tables, of which a token reads some rows.
-fn unread_bytes(file: &Gguf) -> u64 {
-    let tables = file.tensors().iter().filter(|tensor| is_table(file, &tensor.name));
-    tables.map(|tensor| tensor.n_bytes).sum()
+/// The bytes of tables in memory, of which a token reads some rows.
+fn table_bytes(model: &Bound) -> u64 {
+    let file = model.gguf();
+    let tables = file
+        .tensors()
+        .iter()
+        .enumerate()
+        .filter(|(i, tensor)| is_table(file, &tensor.name) && !model.stays_in_file(*i));
+    tables.map(|(_, tensor)| tensor.n_bytes).sum()
 }
 
 /// Whether a token reads some rows of this tensor: the embedding, unless the output is the same

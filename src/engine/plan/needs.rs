@@ -25,9 +25,10 @@ impl DeviceNeeds {
             let tensors = model.gguf().tensors().iter().zip(&shares);
             tensors.filter(|(_, share)| **share == wanted).map(|(t, _)| device_bytes(t)).sum()
         };
+        let leaders = model.hyper().leaders(n_ctx);
         let layer = |l: usize| LayerBytes {
             is_cpu_only: !model.has_kernels(l, n_ctx),
-            leader: Some(model.hyper().leader_of(l, n_ctx)).filter(|other| *other != l),
+            leader: Some(leaders[l]).filter(|other| *other != l),
             dense_bytes: sum(Share::Dense(l)) + model.unpacked_bytes(l) + padding(model, l),
             kv_bytes: kv_bytes(model, options, l, n_ctx) * options.n_sessions.max(1) as u64,
             experts: model.routed()[l].as_ref().map(|layer| slots(layer, model.k())),

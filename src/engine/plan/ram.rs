@@ -83,6 +83,8 @@ pub struct Sizes {
     pub kv_bytes: u64,
     /// Bodies of a server's requests and what is read of them.
     pub body_bytes: u64,
+    /// A model that drafts, with its KV caches and activations.
+    pub draft_bytes: u64,
     /// Activations of a micro-batch, while a prompt is computed.
     pub buffer_bytes: u64,
     pub n_ubatch: usize,
@@ -90,6 +92,13 @@ pub struct Sizes {
     pub minimum_bytes: u64,
     /// Available memory; `None` if the system does not say.
     pub available: Option<u64>,
+}
+
+impl Sizes {
+    /// Dense weights, texts, requests and a model that drafts: all but experts and activations.
+    pub fn lasting_bytes(&self) -> u64 {
+        self.dense_bytes + self.kv_bytes + self.body_bytes + self.draft_bytes
+    }
 }
 
 /// The place of the experts.
@@ -121,8 +130,7 @@ pub fn room(available: u64) -> u64 {
 fn left_for_experts(available: u64, sizes: &Sizes) -> u64 {
     let head_room = head_room(available);
     let buffers = sizes.buffer_bytes.saturating_sub(head_room / 2);
-    let others = sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes + buffers;
-    room(available).saturating_sub(others)
+    room(available).saturating_sub(sizes.lasting_bytes() + buffers)
 }
 
 /// Whether there is room for the buffers in `sizes` where smaller ones have led to `place`: experts
@@ -168,7 +176,7 @@ pub fn check_copy(io: IoKind, sizes: &Sizes) -> Result<()> {
             "--io mmap computes on the mapped file, and --no-mmap does not: give one of the two";
         return Err(Error::Usage(why.into()));
     }
-    let needed = sizes.expert_bytes + sizes.dense_bytes + sizes.kv_bytes + sizes.body_bytes;
+    let needed = sizes.expert_bytes + sizes.lasting_bytes();
     match sizes.available.filter(|available| *available < needed) {
         None => Ok(()),
         Some(available) => Err(Error::invalid(format!(
@@ -340,6 +348,7 @@ mod tests {
             dense_bytes: 100 * MIB,
             kv_bytes: 300 * MIB,
             body_bytes: 0,
+            draft_bytes: 0,
             buffer_bytes: 0,
             n_ubatch: 512,
             minimum_bytes: 40 * MIB,

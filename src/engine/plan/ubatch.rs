@@ -95,6 +95,7 @@ mod tests {
             dense_bytes: 100 * MIB,
             kv_bytes: 300 * MIB,
             body_bytes: 0,
+            draft_bytes: 0,
             buffer_bytes: n as u64 * MIB,
             n_ubatch: n,
             minimum_bytes: 40 * MIB,

@@ -7,10 +7,9 @@ use super::ledger::Ledger;
 use super::status::{Counts, JobStatus};
 use crate::Result;
 use crate::cancel::Cancel;
-use crate::engine::speculation::{DraftKind, Drafter, NextTokenText};
+use crate::engine::speculation::{DraftKind, Drafter};
 use crate::engine::{
-    DraftSource, Engine, ExpertTraffic, FinishReason, Generation, Outcome, Phase, Session,
-    SpecMode, Step, Want,
+    Engine, ExpertTraffic, FinishReason, Generation, Outcome, Phase, Session, SpecMode, Step, Want,
 };
 
 /// Time for which a reader may be behind while other jobs wait for the session.
@@ -39,7 +38,7 @@ pub struct Running<S> {
     in_prompt: bool,
     /// Finds tokens that the next step of decode computes behind its own.
     drafter: Drafter,
-    /// The time that the model's layer took for the drafts of the next step.
+    /// The time that making the drafts of the next step took.
     drafting: Duration,
     /// The result of the last pass that was committed.
     given: Given,
@@ -184,22 +183,23 @@ impl<S: JobSink> Running<S> {
             let n = gated(generation, kind, drafter.tokens().len(), ledger);
             drafter.keep(n);
         }
-        if drafter.tokens().is_empty() && session.predicts_next() {
+        if drafter.tokens().is_empty() {
             self.make_drafts(session, most, ledger);
         }
     }
 
-    /// Lets the model's layer make drafts, if the gate lets some pass.
+    /// Lets another model or the model's layer make drafts, if the gate lets some pass.
     fn make_drafts(&mut self, session: &mut Session, most: usize, ledger: &mut Ledger) {
         let Running { generation, drafter, text, .. } = self;
-        let most = most.min(NextTokenText::MAX_DRAFTS);
+        let Some((source, its_most)) = session.drafter() else { return };
+        let most = most.min(its_most);
         if generation.speculation().mode == SpecMode::Off || most == 0 {
             return;
         }
-        let kind = DraftKind { source: DraftSource::Layer, n_matched: 0 };
+        let kind = DraftKind { source, n_matched: 0 };
         let (n, start) = (gated(generation, kind, most, ledger), Instant::now());
         match session.draft(text, n) {
-            Ok(drafts) => drafter.take(generation, drafts),
+            Ok(drafts) => drafter.take(generation, source, drafts),
             Err(why) => log::debug!("no drafts: {why}"),
         }
         self.drafting = start.elapsed();

@@ -46,11 +46,11 @@ impl Drafter {
         }
     }
 
-    /// Takes drafts of the model's layer, as far as the generation may go on with them.
-    pub fn take(&mut self, generation: &mut Generation, tokens: Vec<u32>) {
+    /// Takes drafts that were made, as far as the generation may go on with them.
+    pub fn take(&mut self, generation: &mut Generation, source: DraftSource, tokens: Vec<u32>) {
         self.clear();
         if tokens.first().is_some_and(|id| generation.may_follow(*id)) {
-            let kind = DraftKind { source: DraftSource::Layer, n_matched: 0 };
+            let kind = DraftKind { source, n_matched: 0 };
             self.draft = Draft { tokens, kind: Some(kind) };
         }
     }

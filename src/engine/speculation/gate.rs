@@ -62,7 +62,7 @@ const MAX_TRIALS: f64 = 32.0;
 pub struct PassTime {
     pub all: Duration,
     pub stall: Duration,
-    /// The part of it in which the model's layer made the drafts.
+    /// The part of it in which a model or a layer made the drafts.
     pub drafting: Duration,
 }
 
@@ -110,9 +110,9 @@ impl Odds {
 
 /// Matched tokens from which on a draft is of the next kind, and first guesses of acceptance.
 const MATCHES: [usize; 3] = [6, 12, 24];
-const GUESSES: [f64; 7] = [0.4, 0.6, 0.8, 0.9, 0.8, 0.8, 0.7];
+const GUESSES: [f64; 8] = [0.4, 0.6, 0.8, 0.9, 0.8, 0.8, 0.7, 0.7];
 
-/// The time of a draft of the model's layer before it is measured, in passes of one token.
+/// The time of making a draft before it is measured, in passes of one token.
 const DRAFTING: f64 = 0.1;
 
 fn index(kind: DraftKind) -> usize {
@@ -121,6 +121,7 @@ fn index(kind: DraftKind) -> usize {
         DraftSource::Prediction => MATCHES.len() + 1,
         DraftSource::Grammar => MATCHES.len() + 2,
         DraftSource::Layer => MATCHES.len() + 3,
+        DraftSource::Model => MATCHES.len() + 4,
     }
 }
 
@@ -136,8 +137,8 @@ pub struct Gate {
     /// waits.
     compute_ratios: [Mean; MAX_DRAFTS + 2],
     stall_ratios: [Mean; MAX_DRAFTS + 2],
-    odds: [Odds; 7],
-    /// Nanoseconds of a draft of the model's layer.
+    odds: [Odds; GUESSES.len()],
+    /// Nanoseconds of making a draft: a text has one maker.
     drafting: Mean,
     /// In steps without drafts.
     credit: f64,
@@ -229,9 +230,9 @@ impl Gate {
     fn drafting_cost(&self, kind: DraftKind) -> f64 {
         let step = (self.compute.value + self.stall.value).max(1.0);
         match kind.source {
-            DraftSource::Layer if self.drafting.n > 0 => self.drafting.value / step,
-            DraftSource::Layer => DRAFTING,
-            _ => 0.0,
+            DraftSource::Text | DraftSource::Prediction | DraftSource::Grammar => 0.0,
+            DraftSource::Layer | DraftSource::Model if self.drafting.n == 0 => DRAFTING,
+            DraftSource::Layer | DraftSource::Model => self.drafting.value / step,
         }
     }
 
@@ -273,10 +274,10 @@ impl Gate {
             return;
         }
         let made = time.drafting.min(time.all).as_nanos() as f64;
-        if kind.source == DraftSource::Layer && n > 0 {
+        let drafting = self.drafting_cost(kind) * step;
+        if drafting > 0.0 && n > 0 {
             // The first one has read some of the prompt, too.
-            let expected = self.drafting_cost(kind) * step;
-            self.drafting.add(made / n as f64, expected);
+            self.drafting.add(made / n as f64, drafting);
         }
         // The verifying pass alone.
         let all = time.all.as_nanos() as f64 - made;
@@ -292,7 +293,8 @@ impl Gate {
             self.compute_ratios[rows].add((all / step).max(1.0), of_compute);
         }
         // A step may take less by now than on average.
-        let spent = (all / self.last.clamp(1.0, step)).min(MAX_OUTLIER * expected) + made / step;
+        let spent = (all / self.last.clamp(1.0, step)).min(MAX_OUTLIER * expected)
+            + made.min(MAX_OUTLIER * drafting * n as f64) / step;
         let n_tokens = (n_accepted + 1) as f64;
         self.credit = (self.credit + n_tokens - spent).clamp(-MAX_CREDIT, MAX_CREDIT);
     }

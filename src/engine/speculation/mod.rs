@@ -1,12 +1,12 @@
-//! Speculative decoding without a draft model. Tokens that probably come next are computed in one
-//! pass with the token that surely does, and the sampler then chooses as without them: a draft
-//! only decides whether the logits behind it are of use. Rows of a batch have the bits that they
-//! have alone, so the text is the same, whatever was drafted.
+//! Speculative decoding. Tokens that probably come next are computed in one pass with the token
+//! that surely does, and the sampler then chooses as without them: a draft only decides whether the
+//! logits behind it are of use. Rows of a batch have the bits that they have alone, so the text is
+//! the same, whatever was drafted.
 //!
 //! Drafts cost nothing where the text repeats itself ([`lookup`]), the request says what it
-//! expects, or a grammar allows one continuation. Elsewhere a layer of the model drafts that was
-//! trained to ([`next_token`]), if the file has one. A [`Gate`] decides by measured times how many
-//! are worth a pass.
+//! expects, or a grammar allows one continuation. Elsewhere a smaller model drafts, if one was
+//! named, or a layer of the model that was trained to ([`next_token`]), if the file has one. A
+//! [`Gate`] decides by measured times how many are worth a pass.
 
 mod drafter;
 mod gate;
@@ -15,7 +15,7 @@ mod next_token;
 
 pub(in crate::engine) use drafter::Drafter;
 pub(in crate::engine) use gate::{Gate, PassTime};
-pub(in crate::engine) use next_token::{NextTokenCompute, NextTokenText};
+pub(in crate::engine) use next_token::{NextTokenCompute, NextTokenText, best};
 
 /// Drafts of a pass at most.
 pub const MAX_DRAFTS: usize = 15;
@@ -68,11 +68,18 @@ pub enum DraftSource {
     Grammar,
     /// The model's layer that predicts the token after the next.
     Layer,
+    /// A smaller model.
+    Model,
 }
 
 impl DraftSource {
-    pub const ALL: [DraftSource; 4] =
-        [DraftSource::Text, DraftSource::Prediction, DraftSource::Grammar, DraftSource::Layer];
+    pub const ALL: [DraftSource; 5] = [
+        DraftSource::Text,
+        DraftSource::Prediction,
+        DraftSource::Grammar,
+        DraftSource::Layer,
+        DraftSource::Model,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -80,6 +87,7 @@ impl DraftSource {
             DraftSource::Prediction => "prediction",
             DraftSource::Grammar => "grammar",
             DraftSource::Layer => "layer",
+            DraftSource::Model => "model",
         }
     }
 }
@@ -93,7 +101,7 @@ pub struct Drafted {
 
 /// Counts of drafts, by [`DraftSource`] in the order of [`DraftSource::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DraftCounts(pub [Drafted; 4]);
+pub struct DraftCounts(pub [Drafted; DraftSource::ALL.len()]);
 
 impl DraftCounts {
     pub fn of(&self, source: DraftSource) -> Drafted {

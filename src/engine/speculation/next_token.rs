@@ -140,7 +140,7 @@ impl NextTokenText {
 }
 
 /// The greatest logit's token.
-fn best(logits: &[f32]) -> u32 {
+pub(in crate::engine) fn best(logits: &[f32]) -> u32 {
     let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (0..logits.len()).fold(0, better) as u32
 }

@@ -130,16 +130,14 @@ pub(super) struct Setup {
     pub source: Arc<dyn ReadSource>,
 }
 
-/// Starts a link that is `DEPTH` deep. `memory` is where most reads will go: the kernel keeps it
-/// pinned where it allows that, so that it need not look up pages for each read.
+/// Starts a link that is `DEPTH` deep.
 pub fn open(
     kind: IoKind,
     files: Files,
-    memory: &[(*mut u8, usize)],
     faults: Option<Arc<dyn Faults>>,
     source: Arc<dyn ReadSource>,
 ) -> Result<Box<dyn Link>> {
-    open_with_depth(kind, DEPTH, files, memory, faults, source)
+    open_with_depth(kind, DEPTH, files, faults, source)
 }
 
 /// Opens a link with a depth of the caller's, for measurements and tests.
@@ -147,7 +145,6 @@ pub fn open_with_depth(
     kind: IoKind,
     depth: usize,
     files: Files,
-    memory: &[(*mut u8, usize)],
     faults: Option<Arc<dyn Faults>>,
     source: Arc<dyn ReadSource>,
 ) -> Result<Box<dyn Link>> {
@@ -157,7 +154,7 @@ pub fn open_with_depth(
     if kind == IoKind::Pread {
         return open_pread(setup);
     }
-    match open_uring(setup.clone(), memory) {
+    match open_uring(setup.clone()) {
         Ok(link) => {
             log::info!("disk link: io_uring, {depth} reads in flight");
             Ok(link)
@@ -191,12 +188,12 @@ pub fn uring_works() -> io::Result<()> {
 }
 
 #[cfg(target_os = "linux")]
-fn open_uring(setup: Arc<Setup>, memory: &[(*mut u8, usize)]) -> io::Result<Box<dyn Link>> {
-    Ok(Box::new(uring::Uring::start(setup, memory)?))
+fn open_uring(setup: Arc<Setup>) -> io::Result<Box<dyn Link>> {
+    Ok(Box::new(uring::Uring::start(setup)?))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_uring(_setup: Arc<Setup>, _memory: &[(*mut u8, usize)]) -> io::Result<Box<dyn Link>> {
+fn open_uring(_setup: Arc<Setup>) -> io::Result<Box<dyn Link>> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring is Linux's"))
 }
 

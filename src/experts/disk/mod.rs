@@ -6,10 +6,12 @@ mod faults;
 mod files;
 pub mod link;
 mod mover;
+mod options;
 mod pread;
 mod progress;
 #[cfg(target_os = "linux")]
 mod sleep;
+mod toucher;
 #[cfg(target_os = "linux")]
 mod uring;
 #[cfg(target_os = "linux")]
@@ -19,45 +21,21 @@ pub use faults::Faults;
 pub use files::Files;
 pub use link::{IoKind, Link, Read, ReadSource};
 pub use mover::DiskMover;
+pub use options::StreamOptions;
 
 use std::sync::Arc;
 
 use super::acquisition::{Access, Acquisition, GranuleRef, LayerPart};
 use super::layout::place::{LayerExperts, SlotLayout};
 use super::layout::sizing::{LayerNeeds, Needs};
-use super::numa::Node;
-use super::peers::Peers;
 use super::runtime::{RuntimeOptions, TierRuntime};
 use super::tier::{Layout, TierPlan, UpperResidency};
 use super::{ExpertStatus, ExpertStore, Geometry, HostMemory, ReadyGranule};
 use crate::gguf::Gguf;
 use crate::policy::Expert;
-use crate::policy::{PolicySpec, Profile};
 use crate::units::size;
 use crate::{Error, Result};
 use mover::{Core, Memory, SlotLayouts};
-
-/// Options for streaming.
-#[derive(Clone)]
-pub struct StreamOptions {
-    /// Bytes of memory for experts.
-    pub budget: u64,
-    pub io: IoKind,
-    pub policy: PolicySpec,
-    /// Experts that a token uses in a layer.
-    pub k: usize,
-    /// The profile that policies have learned for the model.
-    pub profile: Profile,
-    /// Whether a layer waits for every prefetch before it to land: hits then do not depend on time,
-    /// for tests.
-    pub lockstep: bool,
-    /// The nodes to spread slots over; none if there is one.
-    pub nodes: Vec<Node>,
-    /// Machines that compute experts; theirs are read on demand alone.
-    pub peers: Option<Arc<Peers>>,
-    /// Makes reads fail and wait, for tests.
-    pub faults: Option<Arc<dyn Faults>>,
-}
 
 /// The slots that streaming needs for each layer.
 pub fn needs(file: &Gguf, layers: &[Option<LayerExperts>], k: usize) -> Needs {

@@ -4,8 +4,11 @@
 use std::io;
 use std::sync::Arc;
 
+use super::arena::Arena;
+use super::files::Files;
 use super::link::{self, Link, Read, ReadSource};
-use super::{Files, StreamOptions, arena::Arena};
+use super::options::StreamOptions;
+use super::toucher::Toucher;
 use crate::Result;
 use crate::experts::HostMemory;
 use crate::experts::layout::piece::{Dest, Piece};
@@ -83,6 +86,11 @@ pub struct Core {
 }
 
 impl Core {
+    /// The memory of all slots.
+    fn slots(&self) -> Vec<&Region> {
+        self.memory.arenas.iter().flat_map(Arena::regions).collect()
+    }
+
     pub fn slot(&self, class: usize, slot: u32) -> *mut u8 {
         self.memory.arenas[class].slot(slot)
     }
@@ -166,18 +174,16 @@ unsafe impl ReadSource for Core {
 pub struct DiskMover {
     pub(super) core: Arc<Core>,
     pub(super) link: Box<dyn Link>,
+    _toucher: Toucher,
 }
 
 impl DiskMover {
     /// Starts the link into the core's memory.
     pub fn open(core: Core, file: &Gguf, options: &StreamOptions) -> Result<DiskMover> {
         let core = Arc::new(core);
-        let regions = core.memory.arenas.iter().flat_map(Arena::regions);
-        let regions = regions.chain([&core.memory.staging]);
-        let regions: Vec<_> = regions.map(|region| (region.ptr(), region.len())).collect();
         let (files, faults) = (Files::new(file)?, options.faults.clone());
-        let link = link::open(options.io, files, &regions, faults, core.clone())?;
-        Ok(DiskMover { core, link })
+        let link = link::open(options.io, files, faults, core.clone())?;
+        Ok(DiskMover { _toucher: Toucher::start(core.clone(), Core::slots), core, link })
     }
 }
 

@@ -7,7 +7,6 @@
 use super::link::{AbortOnPanic, IoKind, Link, Read, Setup};
 use super::progress::{Progress, Step};
 use super::waker::Waker;
-use crate::units::size;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::VecDeque;
 use std::io;
@@ -15,8 +14,6 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-/// The kernel's limit for one registered buffer.
-const MAX_BUFFER: usize = 1 << 30;
 /// Tokens of completions: a read's slot, its delay's end, or the bell.
 const TIMER: u64 = 1 << 32;
 const BELL: u64 = 1 << 33;
@@ -28,9 +25,9 @@ pub(super) struct Uring {
 }
 
 impl Uring {
-    pub fn start(setup: Arc<Setup>, memory: &[(*mut u8, usize)]) -> io::Result<Uring> {
+    pub fn start(setup: Arc<Setup>) -> io::Result<Uring> {
         let depth = setup.depth;
-        let ring = Ring::new(&setup, memory)?;
+        let ring = Ring::new(&setup)?;
         let waker = Arc::new(Waker::new()?);
         let server = Server::new(setup, ring, waker.clone());
         let thread = Builder::new().name("moeba-uring".into()).spawn(move || server.run())?;
@@ -76,71 +73,26 @@ fn usable(entries: u32) -> io::Result<IoUring> {
     Ok(ring)
 }
 
-/// The kernel's end: the ring and what is registered with it.
-struct Ring {
-    ring: IoUring,
-    /// Address ranges of the registered buffers, ascending, in the order of their indices.
-    buffers: Vec<(usize, usize)>,
-}
+/// The kernel's end: the ring, which knows the files. It does not know the slots: reads into
+/// registered buffers were no faster, and the kernel touches all of a buffer to register it.
+struct Ring(IoUring);
 
 impl Ring {
-    fn new(setup: &Setup, memory: &[(*mut u8, usize)]) -> io::Result<Ring> {
+    fn new(setup: &Setup) -> io::Result<Ring> {
         // At most one operation for each read, and the bell: the queue cannot overflow, nor can
         // that of the completions, which is twice as long.
         let entries = u32::try_from(setup.depth + 1).map_err(|_| io::ErrorKind::InvalidInput)?;
         let ring = usable(entries)?;
         let fds: Vec<_> = (0..setup.files.len()).map(|i| setup.files.file(i).as_raw_fd()).collect();
         ring.submitter().register_files(&fds)?;
-        let mut ring = Ring { ring, buffers: Vec::new() };
-        ring.register(memory);
-        Ok(ring)
-    }
-
-    /// Pins memory, so that reads need not; where a limit on locked memory forbids it, reads pin
-    /// their own pages, which costs a little processor time and no throughput.
-    fn register(&mut self, memory: &[(*mut u8, usize)]) {
-        let mut pieces = Vec::new();
-        for &(start, n_bytes) in memory {
-            for at in (0..n_bytes).step_by(MAX_BUFFER) {
-                let start = start as usize + at;
-                pieces.push((start, start + MAX_BUFFER.min(n_bytes - at)));
-            }
-        }
-        pieces.sort_unstable();
-        let buffer = |&(start, end): &(usize, usize)| libc::iovec {
-            iov_base: start as *mut libc::c_void,
-            iov_len: end - start,
-        };
-        let buffers: Vec<_> = pieces.iter().map(buffer).collect();
-        // SAFETY: the kernel pins the pages and writes to them in reads alone, each of which is
-        // inside memory that its source vouches for (`ReadSource`).
-        match unsafe { self.ring.submitter().register_buffers(&buffers) } {
-            Ok(()) => self.buffers = pieces,
-            Err(e) if pieces.is_empty() => log::debug!("disk link: nothing to register: {e}"),
-            Err(e) => {
-                let bytes: usize = memory.iter().map(|(_, n_bytes)| n_bytes).sum();
-                log::info!("{}", unpinned(bytes as u64, &e));
-            }
-        }
-    }
-
-    /// The registered buffer that holds all of these bytes.
-    fn buffer(&self, start: usize, len: usize) -> Option<u16> {
-        let after = self.buffers.partition_point(|&(from, _)| from <= start);
-        let index = after.checked_sub(1)?;
-        (start + len <= self.buffers[index].1).then_some(u16::try_from(index).ok()?)
+        Ok(Ring(ring))
     }
 
     /// Queues the next call of a read.
     fn read(&mut self, progress: &Progress, token: u64) {
         let file = types::Fixed(progress.read.shard as u32);
-        let (dest, len, offset) = (progress.dest(), progress.len(), progress.offset());
-        let entry = match self.buffer(dest as usize, len) {
-            Some(index) => {
-                opcode::ReadFixed::new(file, dest, len as u32, index).offset(offset).build()
-            }
-            None => opcode::Read::new(file, dest, len as u32).offset(offset).build(),
-        };
+        let entry = opcode::Read::new(file, progress.dest(), progress.len() as u32);
+        let entry = entry.offset(progress.offset()).build();
         // SAFETY: the source leaves these bytes to us until the read is completed (`ReadSource`),
         // which is after the kernel has reported this call's end.
         unsafe { self.push(entry.user_data(token)) };
@@ -157,15 +109,15 @@ impl Ring {
     /// The memory that the entry points to must be valid until the kernel reports its completion.
     unsafe fn push(&mut self, entry: squeue::Entry) {
         // SAFETY: the caller's promise.
-        unsafe { self.ring.submission().push(&entry) }.expect("an entry for each read");
+        unsafe { self.0.submission().push(&entry) }.expect("an entry for each read");
     }
 
     /// Hands queued operations to the kernel; with `wait` returns once something has completed.
     fn enter(&mut self, wait: bool) {
-        if !wait && self.ring.submission().is_empty() {
+        if !wait && self.0.submission().is_empty() {
             return;
         }
-        match self.ring.submit_and_wait(wait.into()) {
+        match self.0.submit_and_wait(wait.into()) {
             Ok(_) => {}
             // Signals, and a kernel short of memory: the thread comes round again.
             Err(e)
@@ -176,21 +128,7 @@ impl Ring {
 
     /// Moves the completions' tokens and results to `out`.
     fn collect(&mut self, out: &mut Vec<(u64, i32)>) {
-        out.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-    }
-}
-
-/// Says that nothing is wrong, and how to have it otherwise.
-fn unpinned(bytes: u64, why: &io::Error) -> String {
-    let memory = size(bytes);
-    match why.raw_os_error() {
-        Some(libc::ENOMEM) => format!(
-            "disk link: ulimit -l does not let {memory} of expert memory be pinned: harmless, each \
-             read costs a little more processor time; `ulimit -l unlimited` before moeba allows it"
-        ),
-        _ => {
-            format!("disk link: {memory} of expert memory are not pinned, which is harmless: {why}")
-        }
+        out.extend(self.0.completion().map(|entry| (entry.user_data(), entry.result())));
     }
 }
 
@@ -312,21 +250,5 @@ impl Server {
                 self.landed.push_back((flight.read, result));
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_that_is_not_pinned_is_no_failure() {
-        let note = unpinned(16_936_960, &io::Error::from_raw_os_error(libc::ENOMEM));
-        for word in ["16.2 MiB", "harmless", "`ulimit -l unlimited`"] {
-            assert!(note.contains(word), "{note}");
-        }
-        assert!(!note.contains("os error"), "{note}");
-        let other = unpinned(1 << 30, &io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-        assert!(other.contains("1.00 GiB") && other.contains("harmless: "), "{other}");
     }
 }

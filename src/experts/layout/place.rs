@@ -55,6 +55,8 @@ pub enum ExpertTensors {
     /// Tensors [cols, rows, experts] of which one has each expert's rows of gate and then its rows
     /// of up.
     Fused { gate_up: usize, down: usize },
+    /// One tensor [cols, rows, experts] of experts of one matrix, up.
+    Single { tensor: usize },
     /// One I8 tensor [expert stride, experts] that starts at a multiple of `DIRECT_ALIGN` of its
     /// file. Each granule (its rows of gate, its rows of up, its columns of every row of down,
     /// back to back) starts at the next multiple of `DIRECT_ALIGN` of its expert.
@@ -69,6 +71,7 @@ pub struct LayerExperts {
     /// Without bytes where experts have no gate: down · act(up · x).
     pub gate: MatrixRows,
     pub up: MatrixRows,
+    /// Without rows where experts are act(up · x).
     pub down: MatrixRows,
     pub tensors: ExpertTensors,
 }
@@ -79,7 +82,9 @@ impl LayerExperts {
         let (one, gate, down) = match self.tensors {
             ExpertTensors::Stacked { gate, up, down } => (up, gate, Some(down)),
             ExpertTensors::Fused { gate_up, down } => (gate_up, None, Some(down)),
-            ExpertTensors::GranuleMajor { tensor } => (tensor, None, None),
+            ExpertTensors::Single { tensor } | ExpertTensors::GranuleMajor { tensor } => {
+                (tensor, None, None)
+            }
         };
         gate.into_iter().chain([one]).chain(down)
     }
@@ -149,6 +154,10 @@ impl LayerExperts {
                     assert_eq!(tensor(index).n_bytes, expected, "{}", tensor(index).name);
                 }
             }
+            ExpertTensors::Single { tensor: index } => {
+                let expected = self.n_experts * self.up.n_bytes();
+                assert_eq!(tensor(index).n_bytes, expected as u64, "{}", tensor(index).name);
+            }
             ExpertTensors::GranuleMajor { tensor: index } => {
                 let t = tensor(index);
                 assert_eq!(t.dims[1..].iter().product::<u64>(), self.n_experts as u64);
@@ -180,6 +189,9 @@ impl LayerExperts {
                 let both = expert_of(gate_up, self.gate.n_bytes() + self.up.n_bytes());
                 let (gate, up) = both.split_at(self.gate.n_bytes());
                 [gate, up, expert_of(down, self.down.n_bytes())]
+            }
+            ExpertTensors::Single { tensor } => {
+                [&[][..], expert_of(tensor, self.up.n_bytes()), &[][..]]
             }
             ExpertTensors::GranuleMajor { tensor } => {
                 let stride = file.tensors()[tensor].dims[0] as usize;

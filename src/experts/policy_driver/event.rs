@@ -10,7 +10,8 @@ pub struct OwnedEvent {
     layer: u32,
     /// `chosen`, or `counts` and `chosen` one after the other.
     ids: Vec<u32>,
-    /// `embedding`, or `probs`, `hidden` and `ahead.probs` one after the other.
+    /// `embedding`, or `probs`, `hidden` and `ahead.probs` one after the other, or `used` and
+    /// `later`.
     values: Vec<f32>,
     n_probs: usize,
     n_hidden: usize,
@@ -24,7 +25,7 @@ pub struct OwnedEvent {
 enum Kind {
     #[default]
     RequestStart,
-    IterationStart(Phase),
+    IterationStart(Phase, Option<u32>),
     Routed {
         ahead: Option<u32>,
     },
@@ -47,9 +48,9 @@ impl OwnedEvent {
         (self.n_probs, self.n_hidden) = (0, 0);
         self.kind = match *event {
             Event::RequestStart { request } => self.of(request, Kind::RequestStart),
-            Event::IterationStart { request, phase, embedding } => {
+            Event::IterationStart { request, phase, token, embedding } => {
                 self.values.extend(embedding);
-                self.of(request, Kind::IterationStart(phase))
+                self.of(request, Kind::IterationStart(phase, token))
             }
             Event::Routed(routed) => {
                 self.layer = routed.layer;
@@ -79,9 +80,11 @@ impl OwnedEvent {
                 self.values.extend(probs);
                 Kind::Predicted
             }
-            Event::Expected { layer, used } => {
+            Event::Expected { layer, used, later } => {
                 self.layer = layer;
                 self.values.extend(used);
+                self.values.extend(later);
+                self.n_probs = used.len();
                 Kind::Expected
             }
             Event::IterationEnd { request, phase, timing } => {
@@ -100,8 +103,8 @@ impl OwnedEvent {
         let OwnedEvent { request, layer, ref ids, ref values, .. } = *self;
         match self.kind {
             Kind::RequestStart => Event::RequestStart { request },
-            Kind::IterationStart(phase) => {
-                Event::IterationStart { request, phase, embedding: values }
+            Kind::IterationStart(phase, token) => {
+                Event::IterationStart { request, phase, token, embedding: values }
             }
             Kind::Routed { ahead } => {
                 let (probs, rest) = values.split_at(self.n_probs);
@@ -118,7 +121,10 @@ impl OwnedEvent {
                 Event::NextToken { request, ahead: LookAhead { layer, probs: values } }
             }
             Kind::Predicted => Event::Predicted { layer, probs: values },
-            Kind::Expected => Event::Expected { layer, used: values },
+            Kind::Expected => {
+                let (used, later) = values.split_at(self.n_probs);
+                Event::Expected { layer, used, later }
+            }
             Kind::IterationEnd(phase, timing) => Event::IterationEnd { request, phase, timing },
             Kind::RequestEnd => Event::RequestEnd { request },
         }
@@ -140,13 +146,18 @@ mod tests {
         let prompt = PromptRouted { request: 2, layer: 1, n_tokens: 3, counts, probs, chosen };
         let events = [
             Event::RequestStart { request: 5 },
-            Event::IterationStart { request: 5, phase: Phase::Decode, embedding: &[1.0, 2.0] },
+            Event::IterationStart {
+                request: 5,
+                phase: Phase::Decode,
+                token: Some(3),
+                embedding: &[1.0, 2.0],
+            },
             Event::Routed(routed),
             Event::Routed(Routed { ahead: None, hidden: &[], ..routed }),
             Event::PromptRouted(prompt),
             Event::NextToken { request: 4, ahead: LookAhead { layer: 2, probs } },
             Event::Predicted { layer: 2, probs },
-            Event::Expected { layer: 2, used: probs },
+            Event::Expected { layer: 2, used: probs, later: &probs[1..] },
             Event::IterationEnd { request: 5, phase, timing },
             Event::RequestEnd { request: 5 },
         ];

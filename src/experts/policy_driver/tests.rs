@@ -109,7 +109,7 @@ fn predictions_that_the_tier_may_not_hold_are_left_out() {
     let mover = mover();
     let driver = driver(mover.clone(), false);
     let (phase, embedding) = (Phase::Decode, &[][..]);
-    driver.observe(&Event::IterationStart { request: 0, phase, embedding });
+    driver.observe(&Event::IterationStart { request: 0, phase, token: None, embedding });
     let mut reads = Vec::new();
     while mover.0.can_start() {
         mover.0.start_reads(1, false, &mut reads);
@@ -218,7 +218,7 @@ fn a_slow_part_hears_everything_and_predicts_when_it_is_told_to() {
     let mut n_events = 0;
     for expected in [0, 2, 0, 2] {
         let (request, phase, embedding) = (0, Phase::Decode, &[][..]);
-        driver.observe(&Event::IterationStart { request, phase, embedding });
+        driver.observe(&Event::IterationStart { request, phase, token: None, embedding });
         driver.catch_up();
         let mut reads = Vec::new();
         mover.0.start_reads(1, false, &mut reads);
@@ -329,7 +329,7 @@ fn cost_of_a_token_of_48_layers_of_128_experts() {
                 }
             };
             let embedding = [probs(token, 0), probs(token, 1)].concat().repeat(8);
-            tell(Event::IterationStart { request, phase, embedding: &embedding });
+            tell(Event::IterationStart { request, phase, token: None, embedding: &embedding });
             for layer in 0..n_layers {
                 let probs = probs(token, layer);
                 let chosen: Vec<u32> = (0..8).map(|i| (token + 16 * i) as u32 % 128).collect();

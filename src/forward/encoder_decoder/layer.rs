@@ -5,7 +5,7 @@ use crate::Result;
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::acts::Kinds;
 use crate::forward::events::nanos_since;
-use crate::forward::{Batch, Buffers, CpuPass, Observer};
+use crate::forward::{Batch, Buffers, CpuPass, Outputs, Rests};
 use crate::model::Model;
 use crate::model::kv::{CacheType, KvCache};
 use crate::model::weights::encoder::EncoderWeights;
@@ -21,15 +21,16 @@ impl Model {
         batch: &Batch,
         caches: &mut [&mut KvCache],
         b: &mut Buffers,
-        observer: &mut dyn Observer,
+        outputs: &mut dyn Outputs,
+        rests: &mut dyn Rests,
     ) -> Result<()> {
         let mut own = self.encoder_caches(batch);
         let own = &mut own.iter_mut().collect::<Vec<_>>()[..];
-        let mut pass = CpuPass { model: self, cpu, batch, caches: own, observer };
+        let mut pass = CpuPass { model: self, cpu, batch, caches: own, outputs, rests };
         pass.begin(b);
         let _prefetch = self.hierarchy.prefetch_guard();
         for l in 0..self.hyper.n_encoder_layers() {
-            pass.observer.layer(l)?;
+            pass.rests.layer(l)?;
             pass.encoder_layer(b, l)?;
         }
 
@@ -115,7 +116,7 @@ impl CpuPass<'_, '_> {
         let f = &mut b.ffn;
         f.acts.fill(cpu, Kinds::of(ffn.inputs()), n, model.hyper.n_embd, &b.h);
         self.route(&ffn.gate, f);
-        model.record_routed(cpu, self.batch, l, &mut b.routing(), self.observer);
+        model.record_routed(cpu, self.batch, l, &mut b.routing(), self.outputs);
         self.experts(l, ffn, [&b.x, &b.h], &mut b.ffn, &mut b.events, &mut b.y)?;
         cpu.add(&mut b.x, &b.y);
         Ok(())

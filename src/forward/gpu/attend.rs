@@ -12,10 +12,10 @@ use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::ops::RopeShape;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::bump::ByteRange;
-use crate::forward::gpu::layers::GpuStreams;
+use crate::forward::gpu::mixer::on_device;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::GpuLinear;
-use crate::model::weights::SubLayer;
+use crate::model::weights::{Streams, SubLayer};
 
 /// The memory of attention's result.
 #[derive(Clone, Copy)]
@@ -149,8 +149,8 @@ impl<'a> GpuPass<'a> {
     /// projection adds it: for few rows, where nothing comes between.
     pub fn mixer_residual(&self, l: usize) -> Option<f32> {
         let (hyper, layer) = (self.hyper(), self.layer(l));
-        let output = layer.mixer.output()?;
-        let is_one = matches!(layer.streams[SubLayer::Mixer as usize], GpuStreams::One);
+        let output = on_device(&layer.mixer)?.output()?;
+        let is_one = matches!(layer.streams[SubLayer::Mixer as usize], Streams::One);
         let has_scale = output.scale != 1.0 || hyper.attention_output_scale != 1.0;
         let sees_before = layer.ffn.as_ref().is_some_and(|ffn| ffn.sees_before);
         let is_plain = is_one && layer.post_norm.is_none() && !has_scale && !sees_before;

@@ -8,10 +8,14 @@ use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::attend::Attended;
-use crate::forward::gpu::layers::GpuAttention;
+use crate::forward::gpu::mixer::GpuMixer;
+use crate::forward::gpu::mixer_layout::{DeviceSizes, MixerSizes, raise};
+use crate::forward::gpu::pack::GpuAttention;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::{GpuLinear, GpuVector};
 use crate::model::descriptor::ValueGate;
+use crate::model::hyper::HyperParams;
+use crate::model::weights::AttentionWeights;
 use crate::simd::act_kind;
 
 /// Whether queries or keys are normalised over all heads together.
@@ -20,59 +24,82 @@ fn norms_all_heads(w: &GpuAttention) -> bool {
     norms.map(GpuVector::n).any(|n| n != w.head_dim)
 }
 
-impl<'a> GpuPass<'a> {
-    /// x → y
-    pub fn attention(&mut self, l: usize, w: &GpuAttention) -> Result<()> {
-        let (hyper, m, n) = (self.hyper(), &self.layout().mixer, self.n());
+impl GpuMixer for GpuAttention {
+    fn mix(&self, cx: &mut GpuPass, l: usize) -> Result<()> {
+        let (hyper, m, n) = (cx.hyper(), &cx.layout().mixer, cx.n());
         // q, k, v
-        let own_gate = w.gate.as_ref().map(|(gate, _)| gate);
-        let of_index = w.index.iter().flat_map(|index| [&index.q, &index.k]);
-        let inputs = w.products.iter().chain(&w.gated).chain(own_gate).chain(of_index);
-        let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
-        let products = self.words(&m.qkv, n * w.width);
+        let own_gate = self.gate.as_ref().map(|(gate, _)| gate);
+        let of_index = self.index.iter().flat_map(|index| [&index.q, &index.k]);
+        let inputs = self.products.iter().chain(&self.gated).chain(own_gate).chain(of_index);
+        let acts = cx.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
+        let products = cx.words(&m.qkv, n * self.width);
         let mut first = 0;
-        for linear in &w.products {
-            let columns = Columns::new(products, w.width, first);
+        for linear in &self.products {
+            let columns = Columns::new(products, self.width, first);
             // The queries' place is free until they are made.
-            self.linear_columns(linear, &acts, columns, self.slice(&m.q))?;
+            cx.linear_columns(linear, &acts, columns, cx.slice(&m.q))?;
             first += linear.weight.rows;
         }
-        if let Some(linear) = &w.gated {
-            self.gated_queries(w, linear, &acts)?;
+        if let Some(linear) = &self.gated {
+            cx.gated_queries(self, linear, &acts)?;
         }
-        let rows = own_gate.map_or(w.n_head * w.head_dim_v, |linear| linear.weight.rows);
-        let gate = self.words(&m.gate, n * rows);
+        let rows = own_gate.map_or(self.n_head * self.head_dim_v, |linear| linear.weight.rows);
+        let gate = cx.words(&m.gate, n * rows);
         if let Some(linear) = own_gate {
-            self.linear(linear, &acts, gate)?;
+            cx.linear(linear, &acts, gate)?;
         }
-        self.norm_all_heads(w, products)?;
+        cx.norm_all_heads(self, products)?;
         // what an indexer chooses
-        if let Some(index) = &w.index {
-            self.index_products(index, &acts)?;
+        if let Some(index) = &self.index {
+            cx.index_products(index, &acts)?;
             match index.means {
-                true => self.choose_by_means(l, index)?,
-                false => self.choose_blocks(l, index)?,
+                true => cx.choose_by_means(l, index)?,
+                false => cx.choose_blocks(l, index)?,
             }
         }
         // QK-norm, RoPE, cache, attention: each text over its own cache
-        let attended = self.words(&m.attended, n * w.n_head * w.head_dim_v);
-        let stored = self.stored_with_attention(w, attended);
-        let records = stored.map(|acts| acts.view(w.output.weight.ty));
-        for segment in self.segments() {
+        let attended = cx.words(&m.attended, n * self.n_head * self.head_dim_v);
+        let stored = cx.stored_with_attention(self, attended);
+        let records = stored.map(|acts| acts.view(self.output.weight.ty));
+        for segment in cx.segments() {
             let records = records.map(|records| records.token_range(segment.rows.clone()));
-            self.attend_own(l, w, &segment, products, Attended { values: attended, records })?;
+            cx.attend_own(l, self, &segment, products, Attended { values: attended, records })?;
         }
-        self.gate_values(w, attended, gate)?;
+        cx.gate_values(self, attended, gate)?;
         match &stored {
-            Some(acts) => self.mixer_product(l, &w.output, acts)?,
-            None => self.mixer_output(l, &w.output)?,
+            Some(acts) => cx.mixer_product(l, &self.output, acts)?,
+            None => cx.mixer_output(l, &self.output)?,
         }
         match hyper.attention_output_scale {
             1.0 => Ok(()),
-            scale => self.dev.ops.rows.scale(self.stream(), self.y(), scale),
+            scale => cx.dev.ops.rows.scale(cx.stream(), cx.y(), scale),
         }
     }
 
+    fn output(&self) -> Option<&GpuLinear> {
+        Some(&self.output)
+    }
+
+    /// An indexer keeps what blocks that are not complete have summed up to.
+    fn state_slot(&self, hyper: &HyperParams, l: usize) -> Option<usize> {
+        let has_means = self.index.as_ref().is_some_and(|index| index.means);
+        has_means.then(|| hyper.second_slot(l))
+    }
+}
+
+impl DeviceSizes for AttentionWeights {
+    fn raise(&self, sizes: &mut MixerSizes) {
+        let [q, values] = [self.head_dim, self.head_dim_v].map(|dim| self.n_head * dim);
+        let keys = [self.head_dim, self.head_dim_v].map(|dim| self.n_head_kv * dim);
+        raise(&mut sizes.q, q);
+        sizes.raise_values(values);
+        raise(&mut sizes.gated, if self.gated { 2 * q } else { 0 });
+        raise(&mut sizes.projected, q + keys[0] + keys[1]);
+        sizes.keys.iter_mut().zip(keys).for_each(|(most, own)| raise(most, own));
+    }
+}
+
+impl<'a> GpuPass<'a> {
     /// Makes a text's queries, stores its keys and values, and attends to its cache, or to that of
     /// the layer whose keys these are.
     fn attend_own(
@@ -191,10 +218,40 @@ impl<'a> GpuPass<'a> {
             let Some(norm) = norm.filter(|norm| norm.count::<f32>() != w.head_dim) else {
                 continue;
             };
+            if self.model.descriptor.parts.qk_norm_by_head {
+                self.norm_each_head(w, products, norm, first)?;
+                continue;
+            }
             let columns = Columns::new(products, w.width, first);
             ops.norm.rms_norm_columns(stream, columns, norm, eps, None)?;
         }
         Ok(())
+    }
+
+    /// Normalises each head of the products from column `first` on, by weights of its own.
+    fn norm_each_head(
+        &self,
+        w: &GpuAttention,
+        products: DeviceSlice,
+        norm: DeviceSlice,
+        first: usize,
+    ) -> Result<()> {
+        let (ops, stream, eps) = (&self.dev.ops.norm, self.stream(), self.hyper().norm_eps);
+        let n_heads = norm.count::<f32>() / w.head_dim;
+        let words = |first: usize, n: usize| 4 * first..4 * (first + n);
+        if self.n() <= n_heads {
+            // The heads of a token are adjacent.
+            return (0..self.n()).try_for_each(|token| {
+                let heads = words(token * w.width + first, n_heads * w.head_dim);
+                ops.rms_norm_groups(stream, products.slice(heads), norm, n_heads, eps)
+            });
+        }
+        (0..n_heads).try_for_each(|head| {
+            let at = head * w.head_dim;
+            let columns = Columns::new(products, w.width, first + at);
+            let norm = norm.slice(words(at, w.head_dim));
+            ops.rms_norm_columns(stream, columns, norm, eps, None)
+        })
     }
 
     /// attended *= function(gate), of which there is a number an element or a head.
@@ -208,6 +265,11 @@ impl<'a> GpuPass<'a> {
         match &w.gate {
             None if w.gated.is_none() => return Ok(()),
             Some((_, ValueGate::Softplus)) => ops.activate.softplus(stream, gate)?,
+            Some((_, ValueGate::BinarySoftplus)) => {
+                ops.rows.scale(stream, gate, std::f32::consts::LN_2)?;
+                ops.activate.softplus(stream, gate)?;
+                ops.rows.scale(stream, gate, std::f32::consts::LOG2_E)?;
+            }
             Some((_, ValueGate::Sigmoid)) | None if gate.len() == attended.len() => {
                 return ops.rows.mul_sigmoid(stream, attended, gate);
             }

@@ -9,10 +9,15 @@ use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::compress::{Blocks, Seen, TextRows};
 use crate::backend::gpu::rope::DeviceCosSin;
 use crate::forward::gpu::acts::RowShape;
-use crate::forward::gpu::compressed_layers::{GpuCompressed, n_rows_seen};
+use crate::forward::gpu::compressed_layers::n_rows_seen;
+use crate::forward::gpu::mixer::GpuMixer;
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
+use crate::forward::gpu::weights::GpuLinear;
 use crate::model::compressed::RATIOS;
+use crate::model::hyper::HyperParams;
 use crate::model::kv::PAGE;
+use crate::model::weights::{CompressedWeights, Compressor};
 
 /// The first block of rows that complete none: its place is in no cache.
 const NO_BLOCK: u32 = 1 << 31;
@@ -34,6 +39,50 @@ fn rows_of_blocks(
     let data = all.data.slice(start.min(all.data.len())..all.data.len());
     let n_ctx = (all.n_ctx / pages).saturating_sub(first);
     DeviceRows { data, stride: pages * dim, n_ctx, ..all }
+}
+
+impl GpuMixer for CompressedWeights<OnDevice> {
+    fn mix(&self, cx: &mut GpuPass, l: usize) -> Result<()> {
+        let (n, dim, n_rot) = (cx.n(), self.head_dim, cx.hyper().rope.n_rot);
+        cx.compressed_products(l, self)?;
+        let (m, width) = (&cx.layout().mixer, self.n_head * dim);
+        let (q, row) = (cx.words(&m.q, n * width), cx.words(&m.k, n * dim));
+        let (shape, table) = (cx.model.rope_shape(dim, dim - n_rot), cx.rope_table(self.slides));
+        cx.rope(q, shape, table)?;
+        cx.rope(row, shape, table)?;
+        // cache: rows, then what they make
+        for segment in cx.segments() {
+            let (rows, _) = segment.cache.of_slot(l);
+            cx.store(&segment, row, rows)?;
+        }
+        cx.compress(l, self)?;
+        if self.chooser.is_some() {
+            cx.choose_rows(l)?;
+        }
+        // attention, each text over its own cache
+        let attended = cx.words(&m.attended, n * width);
+        for segment in cx.segments() {
+            cx.attend_compressed(l, self, &segment, q, attended)?;
+        }
+        // back by the token's position, output
+        cx.rope(attended, shape, DeviceCosSin { back: true, ..table })?;
+        let heads = n * self.output_a.n_heads;
+        let grouped = cx.words(&cx.layout().compressed.grouped, heads * self.output_a.rows);
+        let groups = RowShape { n: heads, cols: self.output_a.all.cols };
+        cx.head_products(&self.output_a, groups, attended, grouped)?;
+        let output = &self.output_b;
+        let shape = RowShape { n, cols: output.weight.cols };
+        let acts = cx.mixer_acts([output.weight.ty], shape, grouped)?;
+        cx.linear(output, &acts, cx.y())
+    }
+
+    fn output(&self) -> Option<&GpuLinear> {
+        None
+    }
+
+    fn state_slot(&self, hyper: &HyperParams, l: usize) -> Option<usize> {
+        (!self.compressors.is_empty()).then(|| hyper.second_slot(l))
+    }
 }
 
 impl<'a> GpuPass<'a> {
@@ -67,49 +116,14 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// x → y
-    pub fn compressed_attention(&mut self, l: usize, w: &GpuCompressed) -> Result<()> {
-        let (n, dim, n_rot) = (self.n(), w.head_dim, self.hyper().rope.n_rot);
-        self.compressed_products(l, w)?;
-        let (m, width) = (&self.layout().mixer, w.n_head * dim);
-        let (q, row) = (self.words(&m.q, n * width), self.words(&m.k, n * dim));
-        let (shape, table) = (self.model.rope_shape(dim, dim - n_rot), self.rope_table(w.slides));
-        self.rope(q, shape, table)?;
-        self.rope(row, shape, table)?;
-        // cache: rows, then what they make
-        for segment in self.segments() {
-            let (rows, _) = segment.cache.of_slot(l);
-            self.store(&segment, row, rows)?;
-        }
-        self.compress(l, w)?;
-        if w.chooses.is_some() {
-            self.choose_rows(l)?;
-        }
-        // attention, each text over its own cache
-        let attended = self.words(&m.attended, n * width);
-        for segment in self.segments() {
-            self.attend_compressed(l, w, &segment, q, attended)?;
-        }
-        // back by the token's position, output
-        self.rope(attended, shape, DeviceCosSin { back: true, ..table })?;
-        let heads = n * w.output_a.n_heads;
-        let grouped = self.words(&self.layout().compressed.grouped, heads * w.output_a.rows);
-        let groups = RowShape { n: heads, cols: w.output_a.all.cols };
-        self.head_products(&w.output_a, groups, attended, grouped)?;
-        let output = &w.output_b;
-        let shape = RowShape { n, cols: output.weight.cols };
-        let acts = self.mixer_acts([output.weight.ty], shape, grouped)?;
-        self.linear(output, &acts, self.y())
-    }
-
     /// x → q [tokens, n_head, head_dim] and k [tokens, head_dim], which are not rotated, the
     /// compressors' values and scores, and an indexer's queries and weights
-    fn compressed_products(&self, l: usize, w: &GpuCompressed) -> Result<()> {
+    fn compressed_products(&self, l: usize, w: &CompressedWeights<OnDevice>) -> Result<()> {
         let (n, m, c) = (self.n(), &self.layout().mixer, &self.layout().compressed);
         let (norm, stream, eps) = (&self.dev.ops.norm, self.stream(), self.hyper().norm_eps);
         let vector = |vector| self.dev.weights.vector(vector);
-        let made = w.compressors.iter().flat_map(|made| [&made.values, &made.scores]);
-        let chooser = w.chooses.as_ref();
+        let made = w.compressors.iter().flat_map(Compressor::linears);
+        let chooser = w.chooser.as_ref();
         let weights = chooser.map(|chooser| &chooser.weights);
         let inputs = [&w.q_a, &w.row].into_iter().chain(made).chain(weights);
         let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
@@ -120,7 +134,7 @@ impl<'a> GpuPass<'a> {
         // What is chosen does not depend on rounding.
         let acts = acts.exact();
         for (i, made) in w.compressors.iter().enumerate() {
-            for (linear, to) in [(&made.values, &c.values[i]), (&made.scores, &c.scores[i])] {
+            for (linear, to) in made.linears().zip([&c.values[i], &c.scores[i]]) {
                 self.linear(linear, &acts, self.words(to, n * linear.weight.rows))?;
             }
         }
@@ -138,12 +152,12 @@ impl<'a> GpuPass<'a> {
             self.linear(second, &acts.exact(), self.words(&i.q, n * second.weight.rows))?;
         }
         self.linear(&w.q_b, &acts, q)?;
-        norm.rms_norm_heads(stream, q, vector(&w.ones), eps)
+        w.ones.as_ref().map_or(Ok(()), |ones| norm.rms_norm_heads(stream, q, vector(ones), eps))
     }
 
     /// Stores the compressed rows of blocks that the pass's rows complete, and keeps the rows that
     /// the next ones need.
-    fn compress(&mut self, l: usize, w: &GpuCompressed) -> Result<()> {
+    fn compress(&mut self, l: usize, w: &CompressedWeights<OnDevice>) -> Result<()> {
         let Some(ratio) = w.compressors.first().map(|compressor| compressor.ratio) else {
             return Ok(());
         };
@@ -193,7 +207,7 @@ impl<'a> GpuPass<'a> {
     fn attend_compressed(
         &self,
         l: usize,
-        w: &GpuCompressed,
+        w: &CompressedWeights<OnDevice>,
         segment: &GpuSegment<'a>,
         q: DeviceSlice<'a>,
         attended: DeviceSlice<'a>,
@@ -215,7 +229,7 @@ impl<'a> GpuPass<'a> {
         let n_rows = n_rows_seen(w.window, ratio, self.hyper(), max_seen);
         let (room, token) = (self.slice(&c.seen), n_rows * own.row_bytes());
         let at_once = (room.len() / token).min(c.last.len() / 4);
-        let chooses = w.chooses.as_ref().and(self.hyper().indexer.as_ref());
+        let chooses = w.chooser.as_ref().and(self.hyper().indexer.as_ref());
         for first in (0..segment.n()).step_by(at_once) {
             let start = segment.rows.start + first;
             let rows = start..segment.rows.end.min(start + at_once);

@@ -2,125 +2,73 @@
 //! `model::weights::CompressedWeights`.
 
 use crate::backend::gpu::compress::DeviceCompressor;
-use crate::forward::gpu::acts::acts_bytes;
 use crate::forward::gpu::bump::{BumpLayout, ByteRange};
-use crate::forward::gpu::weights::{GpuHeads, GpuLinear, GpuVector, GpuWeights, Packer};
+use crate::forward::gpu::mixer_layout::{DeviceSizes, MixerSizes, raise};
+use crate::forward::gpu::pack::{OnDevice, Pack, pack};
+use crate::forward::gpu::weights::{GpuWeights, Packer};
 use crate::model::compressed::INDEXED;
 use crate::model::hyper::HyperParams;
-use crate::model::weights::{CompressedWeights, Compressor, Mixer, Weights};
+use crate::model::weights::{Chooser, CompressedWeights, Compressor, Mixer, RowKeys, Weights};
 
-pub struct GpuCompressed {
-    pub n_head: usize,
-    pub head_dim: usize,
-    pub window: usize,
-    pub q_a: GpuLinear,
-    pub q_a_norm: GpuVector,
-    pub q_b: GpuLinear,
-    pub ones: GpuVector,
-    pub row: GpuLinear,
-    pub row_norm: GpuVector,
-    pub sinks: GpuVector,
-    pub output_a: GpuHeads,
-    pub output_b: GpuLinear,
-    pub slides: bool,
-    /// Attention's and its indexer's, as far as there are any.
-    pub compressors: Vec<GpuCompressor>,
-    /// An indexer's, if it chooses in the context.
-    pub chooses: Option<GpuChooser>,
-}
-
-/// The products of an indexer that chooses among blocks; see `CompressedIndexer`.
-pub struct GpuChooser {
-    pub q: GpuLinear,
-    pub weights: GpuLinear,
-}
-
-pub struct GpuCompressor {
-    dim: usize,
-    pub ratio: usize,
-    overlaps: bool,
-    pub values: GpuLinear,
-    pub scores: GpuLinear,
-    places: GpuVector,
-    norm: GpuVector,
-}
-
-impl GpuCompressor {
+impl Compressor<OnDevice> {
     pub fn on<'a>(&self, weights: &'a GpuWeights, eps: f32) -> DeviceCompressor<'a> {
-        let GpuCompressor { dim, ratio, overlaps, .. } = *self;
+        let Compressor { dim, ratio, overlaps, .. } = *self;
         let (places, norm) = (weights.vector(&self.places), weights.vector(&self.norm));
         DeviceCompressor { dim, ratio, overlaps, places, norm, eps }
     }
 }
 
-impl<'a> Packer<'a> {
-    pub fn compressed(&mut self, w: &'a CompressedWeights) -> GpuCompressed {
-        let indexer = w.indexer.as_ref().map(|indexer| &indexer.compressor);
-        let compressors = w.compressor.iter().chain(indexer);
-        let chooses = w.indexer.as_ref().filter(|_| self.chooses);
-        GpuCompressed {
-            n_head: w.n_head,
-            head_dim: w.head_dim,
-            window: w.window,
-            q_a: self.linear(&w.q_a),
-            q_a_norm: self.vector(&w.q_a_norm),
-            q_b: self.linear(&w.q_b),
-            ones: self.vector(&w.ones),
-            row: self.linear(&w.row),
-            row_norm: self.vector(&w.row_norm),
-            sinks: self.vector(&w.sinks),
-            output_a: self.heads(&w.output_a),
-            output_b: self.linear(&w.output_b),
-            slides: w.slides,
-            compressors: compressors.map(|compressor| self.compressor(compressor)).collect(),
-            chooses: chooses.map(|indexer| GpuChooser {
-                q: self.linear(&indexer.q),
-                weights: self.linear(&indexer.weights),
-            }),
-        }
-    }
+impl<'a> Pack<'a> for CompressedWeights {
+    type Packed = CompressedWeights<OnDevice>;
 
-    fn compressor(&mut self, compressor: &'a Compressor) -> GpuCompressor {
-        GpuCompressor {
-            dim: compressor.dim,
-            ratio: compressor.ratio,
-            overlaps: compressor.overlaps,
-            values: self.linear(&compressor.values),
-            scores: self.linear(&compressor.scores),
-            places: self.vector(&compressor.places),
-            norm: self.vector(&compressor.norm),
+    fn pack(&'a self, packer: &mut Packer<'a>) -> CompressedWeights<OnDevice> {
+        CompressedWeights {
+            n_head: self.n_head,
+            head_dim: self.head_dim,
+            n_rot: self.n_rot,
+            window: self.window,
+            q_a: self.q_a.pack(packer),
+            q_a_norm: self.q_a_norm.pack(packer),
+            q_b: self.q_b.pack(packer),
+            ones: self.ones.pack(packer),
+            row: self.row.pack(packer),
+            row_norm: self.row_norm.pack(packer),
+            sinks: self.sinks.pack(packer),
+            output_a: self.output_a.pack(packer),
+            output_b: self.output_b.pack(packer),
+            slides: self.slides,
+            ratio: self.ratio,
+            source: self.source,
+            sees_chosen: self.sees_chosen,
+            compressors: self.compressors.iter().map(|own| own.pack(packer)).collect(),
+            keys: self.keys.pack(packer),
+            chooser: if packer.chooses { self.chooser.pack(packer) } else { None },
         }
     }
+}
+
+pack! {
+    Compressor { dim, ratio, overlaps, values, scores, places, norm }
+    Chooser { q, weights }
+    RowKeys { weight, norm }
 }
 
 /// The most rows that a token of a text of `n` positions sees: of its window, and one a block.
 pub fn n_rows_seen(window: usize, ratio: usize, hyper: &HyperParams, n: usize) -> usize {
-    let most = hyper.indexer.as_ref().filter(|_| ratio == INDEXED).map(|indexer| indexer.top_k);
+    let most = hyper.indexer.as_ref().filter(|_| ratio <= INDEXED).map(|indexer| indexer.top_k);
     window.min(n) + (n / ratio).min(most.unwrap_or(usize::MAX))
 }
 
-/// The largest sizes that such layers need of buffers that others have too.
-#[derive(Default)]
-pub struct CompressedSizes {
-    /// Elements of the row of low rank that queries are made of.
-    pub ranks: usize,
-    pub acts: usize,
-    /// Rows that a token sees.
-    pub n_rows: usize,
-}
-
-impl CompressedSizes {
-    pub fn raise_to(&mut self, w: &CompressedWeights, h: &HyperParams, n: usize, n_ctx: usize) {
-        let (rank, groups) = (w.q_a.weight.rows, w.output_a.n_heads);
-        let acts = [
-            acts_bytes(n, rank),
-            acts_bytes(n * groups, w.output_a.all.cols),
-            acts_bytes(n, w.output_b.weight.cols),
-        ];
-        self.ranks = self.ranks.max(rank);
-        self.acts = acts.into_iter().fold(self.acts, usize::max);
-        if let Some(compressor) = &w.compressor {
-            self.n_rows = self.n_rows.max(n_rows_seen(w.window, compressor.ratio, h, n_ctx));
+impl DeviceSizes for CompressedWeights {
+    fn raise(&self, sizes: &mut MixerSizes) {
+        let (n, rank, groups) = (sizes.n, self.q_a.weight.rows, self.output_a.n_heads);
+        raise(&mut sizes.low_rank, rank);
+        sizes.raise_acts(n, rank);
+        sizes.raise_acts(n * groups, self.output_a.all.cols);
+        sizes.raise_acts(n, self.output_b.weight.cols);
+        if let Some(compressor) = self.compressors.first() {
+            let n_rows = n_rows_seen(self.window, compressor.ratio, sizes.hyper, sizes.n_ctx);
+            raise(&mut sizes.n_seen, n_rows);
         }
     }
 }
@@ -158,11 +106,11 @@ impl CompressedLayout {
         for layer in &weights.layers {
             let Mixer::Compressed(w) = &layer.mixer else { continue };
             grouped = grouped.max(w.output_b.weight.cols);
-            let Some(own) = &w.compressor else { continue };
-            let indexer = w.indexer.as_ref().map(|indexer| &indexer.compressor);
-            let of_indexer = indexer.map_or(0, Compressor::width);
-            widths = [widths[0].max(own.width()), widths[1].max(of_indexer)];
-            dim = dim.max(own.dim).max(indexer.map_or(0, |indexer| indexer.dim));
+            let Some(own) = w.compressors.first() else { continue };
+            for (made, width) in w.compressors.iter().zip(&mut widths) {
+                *width = made.width().max(*width);
+                dim = dim.max(made.dim);
+            }
             // Of the largest type.
             seen = seen.max(4 * own.dim * n_rows_seen(w.window, own.ratio, hyper, n_ctx));
         }

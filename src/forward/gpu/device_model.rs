@@ -5,11 +5,13 @@ use crate::Result;
 use crate::backend::gpu::{Device, DeviceBuffer, Stream};
 use crate::experts::vram::{GranuleLayout, VramTiers};
 use crate::forward::gpu::expander::Expander;
-use crate::forward::gpu::layers::{GpuEncoder, GpuLayer, GpuNorm, GpuStreams};
+use crate::forward::gpu::layers::{GpuEncoder, GpuLayer};
 use crate::forward::gpu::ops::{Ops, types_of};
+use crate::forward::gpu::pack::{OnDevice, Pack};
 use crate::forward::gpu::weights::{GpuLinear, GpuWeights, Packer};
 use crate::forward::gpu::workspace::{Workspace, WorkspaceLayout};
 use crate::model::Model;
+use crate::model::weights::{Norm, Streams};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,9 +31,9 @@ pub struct DeviceModel {
     pub layers: Vec<Option<GpuLayer>>,
     /// The parts of a model with an encoder besides its layers.
     pub encoder: Option<GpuEncoder>,
-    pub head: Option<(GpuNorm, GpuLinear)>,
+    pub head: Option<(Norm<OnDevice>, GpuLinear)>,
     /// How the output norm reads the residual streams, if the last layer is on the device.
-    pub last_streams: GpuStreams,
+    pub last_streams: Streams<OnDevice>,
     /// By layer: how the granules of its routed experts are laid out.
     pub layouts: Vec<Option<GranuleLayout>>,
     /// The VRAM tiers of all devices; none if no device holds experts.
@@ -65,11 +67,11 @@ impl DeviceModel {
         let encoder = model.weights.encoder.as_ref().map(|encoder| packer.encoder(encoder));
         let weights = &model.weights;
         let last_streams = match layers.last() {
-            Some(Some(_)) => packer.streams(&weights.last_streams),
-            _ => GpuStreams::One,
+            Some(Some(_)) => weights.last_streams.pack(&mut packer),
+            _ => Streams::One,
         };
         let head = (options.head)
-            .then(|| (packer.norm(&weights.output_norm), packer.linear(&weights.output)));
+            .then(|| (weights.output_norm.pack(&mut packer), weights.output.pack(&mut packer)));
         let tables = DeviceBuffer::of(gpu, packer.table_bytes().max(256), "tables", "-ub, -ngl")?;
         let weights = packer.upload(gpu)?;
         let fill = |granules: &[Range<usize>], table: &Range<usize>, n: usize| {

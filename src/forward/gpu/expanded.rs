@@ -15,12 +15,12 @@ use crate::backend::gpu::heads::DeviceHeadMats;
 use crate::backend::gpu::latent::LatentRows;
 use crate::forward::gpu::bump::BumpLayout;
 use crate::forward::gpu::expander::Expander;
-use crate::forward::gpu::index_layers::GpuSees;
-use crate::forward::gpu::layers::GpuLatent;
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment, Role};
 use crate::forward::gpu::weights::GpuHeads;
 use crate::gguf::TensorType;
 use crate::model::heads::LatentShape;
+use crate::model::weights::{LatentWeights, Sees};
 use std::ops::Range;
 
 /// Parts of the positions begin at multiples of this, as tiles of the kernels do.
@@ -37,7 +37,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn by(segment: &GpuSegment, w: &GpuLatent) -> Seen {
+    fn by(segment: &GpuSegment, w: &LatentWeights<OnDevice>) -> Seen {
         let window = w.window.unwrap_or(usize::MAX);
         Seen { past: segment.segment.past, n: segment.n(), window }
     }
@@ -79,7 +79,11 @@ struct Expanded<'a> {
 
 impl<'a> Expanded<'a> {
     /// For rows that see such positions; `None` if there is no room for a tile of these.
-    fn of(memory: DeviceSlice<'a>, w: &GpuLatent, seen: Seen) -> Option<Expanded<'a>> {
+    fn of(
+        memory: DeviceSlice<'a>,
+        w: &LatentWeights<OnDevice>,
+        seen: Seen,
+    ) -> Option<Expanded<'a>> {
         let LatentShape { n_head, head_dim, head_dim_v, .. } = w.shape;
         let n_weights = [&w.k_b.all, &w.v_b.all].map(|all| all.rows * all.cols);
         let mut bump = BumpLayout::default();
@@ -108,18 +112,17 @@ impl<'a> GpuPass<'a> {
     /// The memory for keys and values of their own of a segment's rows, if they get these.
     fn expanded(
         &self,
-        l: usize,
-        w: &GpuLatent,
+        w: &LatentWeights<OnDevice>,
         segment: &GpuSegment<'a>,
     ) -> Option<(&'a Expander, Expanded<'a>)> {
         let expander = self.dev.expander.as_ref().filter(|_| !self.dev.is_exact)?;
         let sees_past = self.role == Role::Only && !self.hyper().sees_all;
-        let sees_past = sees_past && matches!(w.sees, GpuSees::All);
+        let sees_past = sees_past && matches!(w.sees, Sees::All);
         let seen = Seen::by(segment, w);
         if !segment.is_prompt() || !sees_past || !seen.pays(w.shape) {
             return None;
         }
-        let rows = LatentRows { rows: segment.cache.of_slot(l).0, rank: w.shape.rank };
+        let rows = LatentRows { rows: segment.cache.of_slot(w.source).0, rank: w.shape.rank };
         let LatentShape { head_dim, head_dim_v, n_rot, .. } = w.shape;
         let is_read = [head_dim - n_rot, head_dim_v].iter().all(|n| rows.have_kernels(*n));
         let memory = self.slice(&self.layout().mixer.latent);
@@ -130,23 +133,22 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Whether a segment's rows get keys and values of their own.
-    pub fn expands(&self, l: usize, w: &GpuLatent, segment: &GpuSegment<'a>) -> bool {
-        self.expanded(l, w, segment).is_some()
+    pub fn expands(&self, w: &LatentWeights<OnDevice>, segment: &GpuSegment<'a>) -> bool {
+        self.expanded(w, segment).is_some()
     }
 
     /// q → out, of a segment that expands: f32 [rows, n_head, head_dim] → [.., head_dim_v]
     pub fn attend_expanded(
         &self,
-        l: usize,
-        w: &GpuLatent,
+        w: &LatentWeights<OnDevice>,
         segment: &GpuSegment<'a>,
         q: DeviceSlice<'a>,
         out: DeviceSlice<'a>,
     ) -> Result<()> {
         let (expander, Expanded { weights, work, keys, values }) =
-            self.expanded(l, w, segment).expect("a segment that expands");
+            self.expanded(w, segment).expect("a segment that expands");
         let LatentShape { n_head, head_dim, head_dim_v, rank, .. } = w.shape;
-        let from = LatentRows { rows: segment.cache.of_slot(l).0, rank };
+        let from = LatentRows { rows: segment.cache.of_slot(w.source).0, rank };
         let (expand, stream) = (&expander.expand, self.stream());
         let Range { start, end } = Seen::by(segment, w).range();
         let view = DeviceAttention { n_head_kv: n_head, ..self.latent_view(w, segment) };
@@ -184,7 +186,11 @@ impl<'a> GpuPass<'a> {
     }
 
     /// The view of all heads on the compressed rows of their text.
-    pub fn latent_view(&self, w: &GpuLatent, segment: &GpuSegment<'a>) -> DeviceAttention<'a> {
+    pub fn latent_view(
+        &self,
+        w: &LatentWeights<OnDevice>,
+        segment: &GpuSegment<'a>,
+    ) -> DeviceAttention<'a> {
         DeviceAttention {
             n_head: w.shape.n_head,
             n_head_kv: 1,

@@ -5,7 +5,7 @@ use crate::backend::gpu::embed::Embed;
 use crate::backend::gpu::latent::Expand;
 use crate::backend::gpu::mat::DeviceMat;
 use crate::backend::gpu::{Device, DeviceSlice, Stream};
-use crate::forward::gpu::layers::{GpuLayer, GpuMixer};
+use crate::forward::gpu::layers::GpuLayer;
 use crate::gguf::TensorType;
 use crate::model::weights::{Mixer, Weights};
 
@@ -30,7 +30,7 @@ impl Expander {
     /// `None` for models whose layers on the device have no latent attention.
     pub fn load(gpu: &Device, layers: &[Option<GpuLayer>]) -> Result<Option<Expander>> {
         let latent = layers.iter().flatten().filter_map(|layer| match &layer.mixer {
-            GpuMixer::Latent(w) => Some(w),
+            Mixer::Latent(w) => Some(w),
             _ => None,
         });
         let mut types: Vec<_> = latent.flat_map(|w| [w.k_b.all.ty, w.v_b.all.ty]).collect();

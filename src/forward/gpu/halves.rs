@@ -7,10 +7,12 @@ use crate::backend::gpu::expert::ExpertShape as DeviceShape;
 use crate::backend::gpu::halves;
 use crate::forward::gpu::acts::{GpuActs, HalfTypes, note_half};
 use crate::forward::gpu::experts::{device_shape, is_grouped};
-use crate::forward::gpu::layers::{GpuNorm, GpuOnly};
+use crate::forward::gpu::layers::GpuOnly;
 use crate::forward::gpu::ops::{Ops, types_of};
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::GpuPass;
 use crate::model::Model;
+use crate::model::weights::Norm;
 
 /// Whether prompts of the model are rounded so, unless they are exact.
 pub fn multiplies_halves(model: &Model) -> bool {
@@ -79,7 +81,12 @@ impl<'a> GpuPass<'a> {
     }
 
     /// x → h, in the forms that a layer's experts and its router read.
-    pub fn ffn_input(&self, l: usize, norm: &GpuNorm, x: DeviceSlice<'a>) -> Result<GpuActs<'a>> {
+    pub fn ffn_input(
+        &self,
+        l: usize,
+        norm: &Norm<OnDevice>,
+        x: DeviceSlice<'a>,
+    ) -> Result<GpuActs<'a>> {
         let acts = self.normed_acts(norm, x, self.ffn_weights(l).inputs())?;
         self.with_halves(acts, self.ffn_halves(l), self.h(), self.slice(&self.layout().acts))
     }
@@ -94,7 +101,7 @@ impl<'a> GpuPass<'a> {
     pub fn branch_input(
         &self,
         expert: &GpuOnly,
-        norm: &GpuNorm,
+        norm: &Norm<OnDevice>,
         x: DeviceSlice<'a>,
     ) -> Result<GpuActs<'a>> {
         let mut types = HalfTypes::default();

@@ -1,44 +1,12 @@
 //! The indexers of layers on the device, uploaded, and their buffers.
 
 use crate::backend::gpu::index::{Scores, list_width};
-use crate::backend::ops::RopeShape;
 use crate::forward::gpu::bump::{BumpLayout, ByteRange};
-use crate::forward::gpu::weights::{GpuLinear, GpuVector, Packer};
+use crate::forward::gpu::pack::{OnDevice, Pack, pack};
+use crate::forward::gpu::weights::Packer;
 use crate::model::hyper::HyperParams;
 use crate::model::indexer::IndexerParams;
-use crate::model::weights::{BlockIndexer, Sees};
-
-/// See `BlockIndexer`.
-pub struct GpuBlockIndexer {
-    pub means: bool,
-    pub q: GpuLinear,
-    pub k: GpuLinear,
-    pub q_norm: GpuVector,
-    pub k_norm: GpuVector,
-}
-
-/// See `Sees`; all in contexts where no indexer chooses.
-pub enum GpuSees {
-    All,
-    Chosen(Box<GpuIndexer>),
-    AsBefore,
-}
-
-/// See `Indexer`.
-pub struct GpuIndexer {
-    pub q: GpuLinear,
-    pub k: GpuLinear,
-    pub k_norm: [GpuVector; 2],
-    pub weights: GpuLinear,
-    pub rope: RopeShape,
-    pub pool: Option<GpuKeyPool>,
-}
-
-/// See `KeyPool`.
-pub struct GpuKeyPool {
-    pub scores: GpuLinear,
-    pub places: GpuVector,
-}
+use crate::model::weights::{BlockIndexer, Indexer, KeyPool, Sees};
 
 /// Bytes of rows that are gathered at once, unless a token has more: enough blocks for a device,
 /// and little beside a model's weights.
@@ -124,34 +92,21 @@ pub fn width(params: &IndexerParams) -> usize {
     list_width(scores(params), params.top_k, params.block)
 }
 
-impl<'a> Packer<'a> {
-    /// `None` in contexts where no indexer chooses.
-    pub fn block_indexer(&mut self, w: &'a BlockIndexer) -> Option<Box<GpuBlockIndexer>> {
-        let upload = |packer: &mut Packer<'a>| GpuBlockIndexer {
-            means: w.means,
-            q: packer.linear(&w.q),
-            k: packer.linear(&w.k),
-            q_norm: packer.vector(&w.q_norm),
-            k_norm: packer.vector(&w.k_norm),
-        };
-        self.chooses.then(|| Box::new(upload(self)))
-    }
+/// All in contexts where no indexer chooses.
+impl<'a> Pack<'a> for Sees {
+    type Packed = Sees<OnDevice>;
 
-    pub fn sees(&mut self, sees: &'a Sees) -> GpuSees {
-        match sees {
-            Sees::Chosen(w) if self.chooses => GpuSees::Chosen(Box::new(GpuIndexer {
-                q: self.linear(&w.q),
-                k: self.linear(&w.k),
-                k_norm: w.k_norm.each_ref().map(|vector| self.vector(vector)),
-                weights: self.linear(&w.weights),
-                rope: w.rope_shape(),
-                pool: w.pool.as_ref().map(|pool| GpuKeyPool {
-                    scores: self.linear(&pool.scores),
-                    places: self.vector(&pool.places),
-                }),
-            })),
-            Sees::AsBefore if self.chooses => GpuSees::AsBefore,
-            _ => GpuSees::All,
+    fn pack(&'a self, packer: &mut Packer<'a>) -> Sees<OnDevice> {
+        match self {
+            Sees::Chosen(w) if packer.chooses => Sees::Chosen(w.pack(packer)),
+            Sees::AsBefore if packer.chooses => Sees::AsBefore,
+            _ => Sees::All,
         }
     }
+}
+
+pack! {
+    Indexer { q, q_norm, head_factors, k, k_norm, weights, rope, pool }
+    KeyPool { scores, places }
+    BlockIndexer { means, q, k, q_norm, k_norm }
 }

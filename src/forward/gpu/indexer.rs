@@ -10,11 +10,13 @@ use crate::backend::gpu::cache::DeviceRows;
 use crate::backend::gpu::index::{DeviceIndex, DeviceLists, IndexQueries};
 use crate::backend::gpu::rope::DeviceCosSin;
 use crate::backend::ops::RopeShape;
-use crate::forward::gpu::acts::GpuActs;
-use crate::forward::gpu::index_layers::{GpuBlockIndexer, GpuIndexer, n_lists, scores, width};
+use crate::forward::gpu::acts::{GpuActs, RowShape};
+use crate::forward::gpu::index_layers::{n_lists, scores, width};
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
-use crate::forward::gpu::weights::GpuVector;
+use crate::forward::gpu::weights::{GpuLinear, GpuVector};
 use crate::model::indexer::IndexerParams;
+use crate::model::weights::{BlockIndexer, Indexer};
 
 impl<'a> GpuPass<'a> {
     fn indexer_params(&self) -> &'a IndexerParams {
@@ -22,13 +24,15 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Appends the rows' keys, of which the products are there, to their texts' caches.
-    pub fn indexer_keys(&mut self, l: usize, w: &GpuIndexer) -> Result<()> {
+    pub fn indexer_keys(&mut self, l: usize, w: &Indexer<OnDevice>) -> Result<()> {
         let (i, params) = (&self.layout().index, self.indexer_params());
         let [k, normed] = [&i.k, &i.normed].map(|range| self.words(range, self.n() * params.dim));
         let [weight, bias] = w.k_norm.each_ref().map(|vector| self.dev.weights.vector(vector));
         let (norm, eps) = (&self.dev.ops.norm, params.key_eps);
         norm.layer_norm_rows(self.stream(), k, weight, bias, eps, normed)?;
-        self.rope(normed, w.rope, self.rope_table(false))?;
+        if let Some(rope) = w.rope {
+            self.rope(normed, rope, self.rope_table(false))?;
+        }
         let Some(pool) = &w.pool else { return self.store_keys(normed, |s| index_keys(s, l)) };
         let scores = KeyScores {
             of_rows: self.words(&i.scores, self.n() * params.dim),
@@ -77,31 +81,60 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Chooses positions for all rows that do not see all, by queries and weights that are there.
-    pub fn choose_positions(&self, l: usize, w: &GpuIndexer) -> Result<()> {
+    pub fn choose_positions(&self, l: usize, w: &Indexer<OnDevice>) -> Result<()> {
+        if let Some(factors) = &w.head_factors {
+            let rows = self.n() * w.q.weight.rows;
+            self.multiply_heads(factors, self.words(&self.layout().index.q, rows))?;
+        }
         self.choose_weighed(w.rope, |segment| index_keys(segment, l))
+    }
+
+    /// x [rows, heads, dim] *= the heads' own factors of the rows' positions
+    pub fn multiply_heads(&self, factors: &GpuLinear, x: DeviceSlice<'a>) -> Result<()> {
+        let shape = RowShape { n: self.n(), cols: factors.weight.cols };
+        let positions = self.words(&self.kept().temperature, shape.n * shape.cols);
+        let acts = self.mixer_acts([factors.weight.ty], shape, positions)?;
+        let of_heads = self.words(&self.layout().mixer.head_factors, shape.n * factors.weight.rows);
+        self.linear(factors, &acts.exact(), of_heads)?;
+        self.dev.ops.rows.mul_rows(self.stream(), x, of_heads)
+    }
+
+    /// h → an indexer's queries, if they are made of it
+    pub fn index_queries(&self, w: &Indexer<OnDevice>) -> Result<()> {
+        let Some(norm) = &w.q_norm else { return Ok(()) };
+        let [weight, bias] = norm.each_ref().map(|vector| self.dev.weights.vector(vector));
+        // The part that the mixer adds to the stream comes there later.
+        let (norm, eps, input) = (&self.dev.ops.norm, self.indexer_params().key_eps, self.y());
+        norm.layer_norm_rows(self.stream(), self.h(), weight, bias, eps, input)?;
+        let acts = self.acts_of([w.q.weight.ty], self.n(), input)?;
+        self.linear(&w.q, &acts, self.words(&self.layout().index.q, self.n() * w.q.weight.rows))
     }
 
     /// Chooses blocks among a layer's compressed rows in the same way.
     pub fn choose_rows(&self, l: usize) -> Result<()> {
         let params = self.indexer_params();
         let shape = self.model.rope_shape(params.dim, params.rope_offset);
-        self.choose_weighed(shape, |segment| index_keys(segment, 2 * self.hyper().n_layers + l))
+        self.choose_weighed(Some(shape), |segment| {
+            index_keys(segment, 2 * self.hyper().n_layers + l)
+        })
     }
 
     fn choose_weighed(
         &self,
-        shape: RopeShape,
+        shape: Option<RopeShape>,
         keys_of: impl Fn(&GpuSegment<'a>) -> DeviceRows<'a>,
     ) -> Result<()> {
         let (i, params) = (&self.layout().index, self.indexer_params());
         let q = self.words(&i.q, self.n() * params.n_heads * params.dim);
-        self.rope(q, shape, self.rope_table(false))?;
+        if let Some(shape) = shape {
+            self.rope(q, shape, self.rope_table(false))?;
+        }
         let weights = self.words(&i.weights, self.n() * params.n_heads);
         self.choose(Some(weights), |segment| keys_of(segment).unpacked(params.dim))
     }
 
     /// h → an indexer's queries and keys
-    pub fn index_products(&self, w: &GpuBlockIndexer, acts: &GpuActs) -> Result<()> {
+    pub fn index_products(&self, w: &BlockIndexer<OnDevice>, acts: &GpuActs) -> Result<()> {
         let i = &self.layout().index;
         [(&w.q, &i.q), (&w.k, &i.k)].into_iter().try_for_each(|(linear, to)| {
             // What is chosen does not depend on rounding.
@@ -120,7 +153,7 @@ impl<'a> GpuPass<'a> {
 
     /// The queries and keys of an indexer over blocks of each head's, of which the products are
     /// there, and the choice by them. Its keys lie behind those of the heads of keys.
-    pub fn choose_blocks(&self, l: usize, w: &GpuBlockIndexer) -> Result<()> {
+    pub fn choose_blocks(&self, l: usize, w: &BlockIndexer<OnDevice>) -> Result<()> {
         let (i, params) = (&self.layout().index, self.indexer_params());
         let q = self.words(&i.q, self.n() * params.n_heads * params.dim);
         let k = self.words(&i.k, self.n() * params.dim);
@@ -132,7 +165,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Chooses for an indexer by the means of blocks' keys, which are in a cache of their own.
-    pub fn choose_by_means(&mut self, l: usize, w: &GpuBlockIndexer) -> Result<()> {
+    pub fn choose_by_means(&mut self, l: usize, w: &BlockIndexer<OnDevice>) -> Result<()> {
         let (i, params) = (&self.layout().index, self.indexer_params());
         let slot = self.hyper().second_slot(l);
         let q = self.words(&i.q, self.n() * params.n_heads * params.dim);

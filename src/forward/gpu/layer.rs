@@ -2,7 +2,8 @@
 
 use crate::Result;
 use crate::experts::vram::VramTiers;
-use crate::forward::gpu::layers::{GpuFfn, GpuMixer, GpuOnly};
+use crate::forward::gpu::layers::{GpuFfn, GpuOnly};
+use crate::forward::gpu::mixer::on_device;
 use crate::forward::gpu::pass::GpuPass;
 use crate::model::weights::SubLayer;
 
@@ -85,16 +86,17 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     }
 
     // norm, attention, residual
-    if !matches!(layer.mixer, GpuMixer::None) {
+    let mixer = on_device(&layer.mixer);
+    if let Some(mixer) = mixer {
         cx.begin_streams(l)?;
         if let Some(ngrams) = &layer.ngrams {
             cx.add_ngrams(l, ngrams)?;
         }
         cx.read_streams(l, SubLayer::Mixer)?;
+        mixer.mix(cx, l)?;
     }
-    mix(cx, l)?;
     layer.ffn.as_ref().map_or(Ok(()), |ffn| cx.keep_before(ffn))?;
-    if !matches!(layer.mixer, GpuMixer::None) && cx.mixer_residual(l).is_none() {
+    if mixer.is_some() && cx.mixer_residual(l).is_none() {
         cx.feed_streams(l, SubLayer::Mixer, layer.post_norm.as_ref(), 1.0)?;
     }
 
@@ -131,20 +133,4 @@ pub fn before_experts(cx: &mut GpuPass, l: usize) -> Result<()> {
     }
     // narrow experts' input
     ffn.latent.as_ref().map_or(Ok(()), |latent| cx.narrow(l, latent, &acts))
-}
-
-/// h → y
-fn mix(cx: &mut GpuPass, l: usize) -> Result<()> {
-    match &cx.layer(l).mixer {
-        GpuMixer::None => Ok(()),
-        GpuMixer::Attention(w) => cx.attention(l, w),
-        GpuMixer::Latent(w) => cx.latent_attention(l, w),
-        GpuMixer::Delta(w) => cx.delta_rule(l, w),
-        GpuMixer::Kda(w) => cx.kda(l, w),
-        GpuMixer::ShortConv(w) => cx.short_conv(l, w),
-        GpuMixer::Mamba(w) => cx.mamba(l, w),
-        GpuMixer::Mamba2(w) => cx.mamba2(l, w),
-        GpuMixer::Lightning(w) => cx.lightning(l, w),
-        GpuMixer::Compressed(w) => cx.compressed_attention(l, w),
-    }
 }

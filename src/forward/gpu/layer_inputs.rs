@@ -3,8 +3,9 @@
 use crate::Result;
 use crate::backend::ops::{Activation, ExpertForm};
 use crate::forward::gpu::acts::RowShape;
-use crate::forward::gpu::layers::GpuInput;
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::GpuPass;
+use crate::model::weights::InputPart;
 
 /// The function of a layer's gate.
 const GATED: ExpertForm = ExpertForm {
@@ -42,7 +43,7 @@ impl GpuPass<'_> {
     }
 
     /// x += norm(output · (gelu(gate · x) ⊙ input)); y and h are overwritten.
-    fn add_layer_input(&self, l: usize, part: &GpuInput) -> Result<()> {
+    fn add_layer_input(&self, l: usize, part: &InputPart<OnDevice>) -> Result<()> {
         let (n, width, m) = (self.n(), self.hyper().layer_input, &self.layout().mixer);
         let all = self.words(&self.kept().inputs, self.hyper().n_layers * n * width);
         let own = all.slice(4 * l * n * width..4 * (l + 1) * n * width);

@@ -26,8 +26,8 @@ pub fn run(cx: &mut GpuPass) -> Result<()> {
 
 /// Embeddings and positions, in `b`.
 fn begin(cx: &mut GpuPass) {
-    let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
-    CpuPass { model, cpu, batch, caches: caches.host, observer: *observer }.begin(b);
+    let GpuPass { model, cpu, batch, caches, b, outputs, rests, .. } = cx;
+    CpuPass { model, cpu, batch, caches: caches.host, outputs: *outputs, rests: *rests }.begin(b);
 }
 
 /// The layers, the output norm and the head.
@@ -47,8 +47,9 @@ fn decode(cx: &mut GpuPass) -> Result<()> {
             None => cx.logits()?,
         }
     } else {
-        let GpuPass { model, cpu, batch, caches, b, observer, .. } = cx;
-        let mut pass = CpuPass { model, cpu, batch, caches: caches.host, observer: *observer };
+        let GpuPass { model, cpu, batch, caches, b, outputs, rests, .. } = cx;
+        let (outputs, rests) = (&mut **outputs, &mut **rests);
+        let mut pass = CpuPass { model, cpu, batch, caches: caches.host, outputs, rests };
         pass.outputs(&b.x, &mut b.h);
         pass.logits(&b.logit_rows, &b.x, &mut b.h, &mut b.ffn.acts, &mut b.logits);
     }
@@ -71,8 +72,9 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
     if first > layers.start {
         move_stream(cx, cx.hyper().n_layers, false)?;
         cx.model.encoder_output(cx.cpu, &cx.b.x, &mut cx.b.h);
-        let GpuPass { model, cpu, batch, caches, b, observer, .. } = &mut *cx;
-        let pass = CpuPass { model, cpu, batch, caches: &mut [], observer: *observer };
+        let GpuPass { model, cpu, batch, caches, b, outputs, rests, .. } = &mut *cx;
+        let (outputs, rests) = (&mut **outputs, &mut **rests);
+        let pass = CpuPass { model, cpu, batch, caches: &mut [], outputs, rests };
         pass.cross_keys(layers.start..first, caches.host, &b.h, &mut b.mixer);
         let (stream, h) = (cx.stream(), cx.h());
         cx.state.staging.upload(stream, h, &cx.b.h, f32::to_le_bytes)?;
@@ -90,7 +92,7 @@ fn encode(cx: &mut GpuPass) -> Result<()> {
 /// A token as one graph, which is captured and whose layers are pinned.
 fn run_token(cx: &mut GpuPass) -> Result<()> {
     upload_inputs(cx)?;
-    cx.layers().try_for_each(|l| cx.observer.layer(l))?;
+    cx.layers().try_for_each(|l| cx.rests.layer(l))?;
     move_stream(cx, cx.layers().start, true)?;
     cx.launch_token()
 }
@@ -123,25 +125,23 @@ fn upload_inputs(cx: &mut GpuPass) -> Result<()> {
 /// before it runs.
 fn before_layer(cx: &mut GpuPass, l: usize) -> Result<()> {
     if cx.is_step() {
-        return cx.observer.layer(l);
+        return cx.rests.layer(l);
     }
-    if cx.observer.lends_devices() {
+    if cx.rests.lends_devices() {
         cx.finish_pending()?;
     }
-    cx.observer.layer_on(l, Devices { dev: cx.dev, state: cx.state })
+    cx.rests.layer_on(l, Devices { dev: cx.dev, state: cx.state })
 }
 
 fn layer_on_cpu(cx: &mut GpuPass, l: usize) -> Result<()> {
-    let GpuPass { model, cpu, batch, role, caches, encoder_caches, b, observer, .. } = cx;
-    let (observer, host) = (&mut **observer, &mut *caches.host);
-    match role {
-        Role::Source => {
-            let caches = &mut encoder_caches.iter_mut().collect::<Vec<_>>()[..];
-            CpuPass { model, cpu, batch, caches, observer }.encoder_layer(b, l)
-        }
-        Role::Only => CpuPass { model, cpu, batch, caches: host, observer }.layer(b, l),
-        Role::Answer => CpuPass { model, cpu, batch, caches: host, observer }.decoder_layer(b, l),
+    let GpuPass { model, cpu, batch, role, caches, encoder_caches, b, outputs, rests, .. } = cx;
+    let (outputs, rests) = (&mut **outputs, &mut **rests);
+    if *role == Role::Source {
+        let caches = &mut encoder_caches.iter_mut().collect::<Vec<_>>()[..];
+        return CpuPass { model, cpu, batch, caches, outputs, rests }.encoder_layer(b, l);
     }
+    let mut pass = CpuPass { model, cpu, batch, caches: caches.host, outputs, rests };
+    if *role == Role::Only { pass.layer(b, l) } else { pass.decoder_layer(b, l) }
 }
 
 /// Captures the graphs that a step of decode needs and that there are not. This is done before any

@@ -10,11 +10,11 @@ use crate::forward::{LogitRow, Logits, TopK};
 use crate::simd::kernels;
 
 impl<'a> GpuPass<'a> {
-    /// x → normalised outputs of the rows for which the observer wants them
+    /// x → normalised outputs of the rows that are wanted
     pub fn outputs(&mut self) -> Result<()> {
         let n_embd = self.hyper().n_embd;
         for segment in self.segments() {
-            let n = self.observer.n_outputs(segment.segment.session).min(segment.n());
+            let n = self.outputs.n_outputs(segment.segment.session).min(segment.n());
             if n == 0 {
                 continue;
             }
@@ -25,7 +25,7 @@ impl<'a> GpuPass<'a> {
             let h = &mut self.b.h[..n * n_embd];
             self.model.norm(self.cpu, &self.model.weights.output_norm, &self.b.x, h);
             let position = segment.segment.past + segment.n() - n;
-            self.observer.outputs(segment.segment.session, position, h);
+            self.outputs.outputs(segment.segment.session, position, h);
         }
         Ok(())
     }
@@ -79,7 +79,7 @@ impl<'a> GpuPass<'a> {
         rows.soft_cap(self.stream(), products, cap)
     }
 
-    /// The head's products of some rows → logits, to the observer: the best of them, chosen on the
+    /// The head's products of some rows → logits, handed on: the best of them, chosen on the
     /// device, for rows of which these suffice.
     fn give_products(&mut self, products: DeviceSlice, wanted: &[LogitRow]) -> Result<()> {
         let row_bytes = products.len() / wanted.len();
@@ -100,7 +100,7 @@ impl<'a> GpuPass<'a> {
         Ok(())
     }
 
-    /// Downloads the products of these rows and gives their logits to the observer.
+    /// Downloads the products of these rows and gives their logits handed on.
     pub fn all_logits(&mut self, products: DeviceSlice, rows: &[LogitRow]) -> Result<()> {
         let (stream, logits) = (self.stream(), &mut self.b.logits);
         let take = &mut |_, bytes: &[u8]| floats(bytes, logits);
@@ -109,7 +109,7 @@ impl<'a> GpuPass<'a> {
         if self.hyper().logit_cap.is_none() {
             self.model.finish_logits(kernels(), &mut self.b.logits);
         }
-        self.model.give_logits(&mut self.b.logits, rows, self.observer);
+        self.model.give_logits(&mut self.b.logits, rows, self.outputs);
         Ok(())
     }
 
@@ -130,7 +130,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Downloads the best of the `n_chosen` logits of a row that the device has chosen, which are
-    /// the first, and gives them to the observer.
+    /// the first, and gives them handed on.
     pub fn give_best(&mut self, n_chosen: usize, top: TopK, row: LogitRow) -> Result<()> {
         let n_bytes = 4 * top.k;
         let best = self.words(&self.layout().best, 2 * n_chosen);
@@ -141,7 +141,7 @@ impl<'a> GpuPass<'a> {
         })?;
         self.wait_for_peers()?;
         let (ids, logits) = (&self.b.best_ids, &self.b.logits);
-        self.observer.logits(row.session, row.token, Logits::Best { ids, logits });
+        self.outputs.logits(row.session, row.token, Logits::Best { ids, logits });
         Ok(())
     }
 }

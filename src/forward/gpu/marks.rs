@@ -2,7 +2,10 @@
 
 use crate::Result;
 use crate::backend::gpu::DeviceSlice;
+use crate::forward::gpu::layers::GpuLayer;
+use crate::forward::gpu::mixer::on_device;
 use crate::forward::gpu::pass::{GpuPass, GpuSegment};
+use crate::model::hyper::HyperParams;
 
 impl<'a> GpuPass<'a> {
     /// Calls `part` for each text's rows in their order, cut where a copy of the state in place `l`
@@ -58,7 +61,8 @@ impl<'a> GpuPass<'a> {
     pub fn note_last_states(&mut self) -> Result<()> {
         let dev = self.dev;
         let hyper = self.hyper();
-        let of_layer = |l: usize| dev.layers[l].iter().flat_map(move |on| on.state_slots(hyper, l));
+        let of_layer =
+            |l: usize| dev.layers[l].iter().flat_map(move |layer| state_slots(layer, hyper, l));
         for segment in self.segments() {
             for slot in self.layers().flat_map(of_layer) {
                 self.note_state(slot, &segment, segment.rows.end)?;
@@ -71,4 +75,11 @@ impl<'a> GpuPass<'a> {
 /// Positions of the segment's text before a row of the batch.
 fn n_past(segment: &GpuSegment<'_>, row: usize) -> usize {
     segment.segment.past + row - segment.rows.start
+}
+
+/// Places of the cache with states of layer `l`, in the order in which they are computed.
+fn state_slots(layer: &GpuLayer, hyper: &HyperParams, l: usize) -> impl Iterator<Item = usize> {
+    let of_ngrams = layer.ngrams.is_some().then(|| hyper.ngram_slot(l));
+    let of_mixer = on_device(&layer.mixer).and_then(|mixer| mixer.state_slot(hyper, l));
+    of_ngrams.into_iter().chain(of_mixer)
 }

@@ -5,69 +5,149 @@ use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::RowShape;
 use crate::forward::gpu::bump::ByteRange;
-use crate::forward::gpu::index_layers::GpuSees;
-use crate::forward::gpu::layers::{GpuLatent, GpuQuery};
+use crate::forward::gpu::mixer::GpuMixer;
+use crate::forward::gpu::mixer_layout::{DeviceSizes, MixerSizes, raise};
+use crate::forward::gpu::pack::{OnDevice, Pack, pack};
 use crate::forward::gpu::pass::GpuPass;
-use crate::forward::gpu::weights::GpuLinear;
+use crate::forward::gpu::weights::{GpuLinear, Packer};
 use crate::model::heads::LatentShape;
+use crate::model::hyper::HyperParams;
+use crate::model::weights::{LatentRow, LatentWeights, Query, Sees};
 use std::ops::Range;
 
-impl<'a> GpuPass<'a> {
-    /// x → y
-    pub fn latent_attention(&mut self, l: usize, w: &GpuLatent) -> Result<()> {
-        let (m, ops, stream) = (&self.layout().mixer, &self.dev.ops, self.stream());
-        let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = w.shape;
-        let (n, eps, row) = (self.n(), self.hyper().norm_eps, rank + n_rot);
-        self.latent_products(l, w)?;
-        if let GpuSees::Chosen(indexer) = &w.sees {
-            self.indexer_keys(l, indexer)?;
-            self.choose_positions(l, indexer)?;
+impl GpuMixer for LatentWeights<OnDevice> {
+    fn mix(&self, cx: &mut GpuPass, l: usize) -> Result<()> {
+        let (m, ops, stream) = (&cx.layout().mixer, &cx.dev.ops, cx.stream());
+        let LatentShape { n_head, head_dim, head_dim_v, n_rot, .. } = self.shape;
+        let n = cx.n();
+        cx.latent_products(l, self)?;
+        if let Sees::Chosen(indexer) = &self.sees {
+            cx.indexer_keys(l, indexer)?;
+            cx.choose_positions(l, indexer)?;
         }
-        let q = self.words(&m.q, n * n_head * head_dim);
-        let kv = self.words(&m.kv, n * row);
-        if let Some(norm) = &w.k_norm {
-            let (keys, norm) = (Columns::new(kv, row, rank), self.dev.weights.vector(norm));
-            ops.norm.rms_norm_columns(stream, keys, norm, eps, None)?;
+        let q = cx.words(&m.q, n * n_head * head_dim);
+        if self.rotates {
+            let shape = cx.model.rope_shape(head_dim, head_dim - n_rot);
+            cx.rope(q, shape, cx.rope_table(self.slides))?;
         }
-        if w.rotates {
-            let table = self.rope_table(w.slides);
-            self.rope(q, self.model.rope_shape(head_dim, head_dim - n_rot), table)?;
-            self.rope(kv, self.model.rope_shape(row, rank), table)?;
+        match &self.head_factors {
+            None => cx.temper(q)?,
+            Some(factors) => cx.multiply_heads(factors, q)?,
         }
-        self.temper(q)?;
-        // the row that the cache keeps: its compressed part is normalised
-        let (compressed, norm) = (Columns::new(kv, row, 0), self.dev.weights.vector(&w.kv_a_norm));
-        ops.norm.rms_norm_columns(stream, compressed, norm, eps, None)?;
-        for segment in self.segments() {
-            self.store(&segment, kv, segment.cache.of_slot(l).0)?;
+        if let Some(row) = &self.row {
+            cx.store_latent(l, self, row)?;
         }
         // attention, each text over its own cache: among keys and values of the heads, or among
         // compressed rows
-        let attended = self.words(&m.attended, n * n_head * head_dim_v);
-        if self.segments().any(|segment| self.expands(l, w, &segment)) {
-            for segment in self.segments() {
-                match self.expands(l, w, &segment) {
-                    true => self.attend_expanded(l, w, &segment, q, attended)?,
-                    false => self.attend_absorbed(l, w, segment.rows, [q, attended])?,
+        let attended = cx.words(&m.attended, n * n_head * head_dim_v);
+        if cx.segments().any(|segment| cx.expands(self, &segment)) {
+            for segment in cx.segments() {
+                match cx.expands(self, &segment) {
+                    true => cx.attend_expanded(self, &segment, q, attended)?,
+                    false => cx.attend_absorbed(self, segment.rows, [q, attended])?,
                 }
             }
         } else {
-            self.attend_absorbed(l, w, 0..n, [q, attended])?;
+            cx.attend_absorbed(self, 0..n, [q, attended])?;
         }
-        if let Some(linear) = &w.gate {
-            let gate = self.words(&m.gate, n * linear.weight.rows);
+        if let Some(linear) = &self.gate {
+            let gate = cx.words(&m.gate, n * linear.weight.rows);
             ops.activate.sigmoid(stream, gate)?;
             ops.rows.mul_rows(stream, attended, gate)?;
         }
-        self.mixer_output(l, &w.output)
+        cx.mixer_output(l, &self.output)
+    }
+
+    fn output(&self) -> Option<&GpuLinear> {
+        Some(&self.output)
+    }
+
+    /// An indexer keeps the rows of blocks that are not complete.
+    fn state_slot(&self, _hyper: &HyperParams, l: usize) -> Option<usize> {
+        matches!(&self.sees, Sees::Chosen(indexer) if indexer.pool.is_some()).then_some(l)
+    }
+}
+
+impl DeviceSizes for LatentWeights {
+    fn raise(&self, sizes: &mut MixerSizes) {
+        let (n, LatentShape { n_head, head_dim, head_dim_v, rank, n_rot }) = (sizes.n, self.shape);
+        let low_rank = match &self.query {
+            Query::Direct(_) => 0,
+            Query::Compressed { norm, .. } => norm.len(),
+        };
+        raise(&mut sizes.q, n_head * head_dim);
+        sizes.raise_values(n_head * head_dim_v);
+        raise(&mut sizes.low_rank, low_rank);
+        sizes.raise_acts(n, low_rank);
+        sizes.raise_acts(n * n_head, head_dim - n_rot);
+        sizes.raise_acts(n * n_head, rank);
+        raise(&mut sizes.latent_row, rank + n_rot);
+        raise(&mut sizes.latent_queries, n_head * (rank + n_rot));
+        raise(&mut sizes.nope, n_head * (head_dim - n_rot));
+        raise(&mut sizes.latent_values, n_head * rank);
+        raise(&mut sizes.latent_rank, rank);
+        let indexer = match &self.sees {
+            Sees::Chosen(indexer) => indexer.head_factors.as_ref(),
+            _ => None,
+        };
+        for factors in self.head_factors.iter().chain(indexer) {
+            raise(&mut sizes.head_factors, factors.weight.rows);
+            sizes.raise_acts(n, factors.weight.cols);
+        }
+    }
+}
+
+pack! {
+    LatentWeights {
+        shape, scale, query, source, row, k_b, v_b, rotates, slides, gate, sinks, window, sees,
+        head_factors, output,
+    }
+    LatentRow { a, norm, k_norm }
+}
+
+impl<'a> Pack<'a> for Query {
+    type Packed = Query<OnDevice>;
+
+    fn pack(&'a self, packer: &mut Packer<'a>) -> Query<OnDevice> {
+        match self {
+            Query::Direct(q) => Query::Direct(q.pack(packer)),
+            Query::Compressed { a, norm, b } => {
+                Query::Compressed { a: a.pack(packer), norm: norm.pack(packer), b: b.pack(packer) }
+            }
+        }
+    }
+}
+
+impl<'a> GpuPass<'a> {
+    /// RMSNorm and RoPE of the rows, → cache
+    fn store_latent(
+        &self,
+        l: usize,
+        w: &LatentWeights<OnDevice>,
+        row: &LatentRow<OnDevice>,
+    ) -> Result<()> {
+        let (ops, stream, eps) = (&self.dev.ops, self.stream(), self.hyper().norm_eps);
+        let LatentShape { rank, n_rot, .. } = w.shape;
+        let width = rank + n_rot;
+        let kv = self.words(&self.layout().mixer.kv, self.n() * width);
+        if let Some(norm) = &row.k_norm {
+            let (keys, norm) = (Columns::new(kv, width, rank), self.dev.weights.vector(norm));
+            ops.norm.rms_norm_columns(stream, keys, norm, eps, None)?;
+        }
+        if w.rotates {
+            self.rope(kv, self.model.rope_shape(width, rank), self.rope_table(w.slides))?;
+        }
+        // The compressed part is normalised.
+        let (compressed, norm) = (Columns::new(kv, width, 0), self.dev.weights.vector(&row.norm));
+        ops.norm.rms_norm_columns(stream, compressed, norm, eps, None)?;
+        self.segments().try_for_each(|segment| self.store(&segment, kv, segment.cache.of_slot(l).0))
     }
 
     /// q → attended, of rows that are whole segments: f32 [rows, n_head, head_dim] → [..,
     /// head_dim_v]
     fn attend_absorbed(
         &self,
-        l: usize,
-        w: &GpuLatent,
+        w: &LatentWeights<OnDevice>,
         rows: Range<usize>,
         [q, attended]: [DeviceSlice<'a>; 2],
     ) -> Result<()> {
@@ -91,11 +171,11 @@ impl<'a> GpuPass<'a> {
         ops.rows.copy_columns(stream, of_q(nope), of_k(rank), n_rot, heads)?;
         // attention; then the heads' values
         for segment in self.segments().filter(|segment| rows.contains(&segment.rows.start)) {
-            let (keys, _) = segment.cache.of_slot(l);
+            let (keys, _) = segment.cache.of_slot(w.source);
             let view = self.latent_view(w, &segment);
             let both = [keys, keys.narrow(rank)];
             match w.sees {
-                GpuSees::All => self.attend(&segment, &view, k, both, mixed)?,
+                Sees::All => self.attend(&segment, &view, k, both, mixed)?,
                 _ => self.attend_seen(&segment, &view, k, both, mixed)?,
             }
         }
@@ -105,25 +185,27 @@ impl<'a> GpuPass<'a> {
 
     /// x → q [tokens, n_head, head_dim], kv [tokens, kv_rank + n_rot], and the values' gate if
     /// there is one
-    fn latent_products(&self, l: usize, w: &GpuLatent) -> Result<()> {
+    fn latent_products(&self, l: usize, w: &LatentWeights<OnDevice>) -> Result<()> {
         let m = &self.layout().mixer;
-        let LatentShape { n_head, head_dim, rank, n_rot, .. } = w.shape;
+        let LatentShape { n_head, head_dim, .. } = w.shape;
         let q = self.words(&m.q, self.n() * n_head * head_dim);
-        let kv = self.words(&m.kv, self.n() * (rank + n_rot));
+        let row = w.row.as_ref().map(|row| &row.a);
         let first = match &w.query {
-            GpuQuery::Direct(q) => q,
-            GpuQuery::Compressed { a, .. } => a,
+            Query::Direct(q) => q,
+            Query::Compressed { a, .. } => a,
         };
         let indexer = match &w.sees {
-            GpuSees::Chosen(indexer) => Some(indexer),
+            Sees::Chosen(indexer) => Some(indexer),
             _ => None,
         };
         let pool = indexer.iter().flat_map(|indexer| &indexer.pool).map(|pool| &pool.scores);
         let of_indexer = indexer.iter().flat_map(|indexer| [&indexer.k, &indexer.weights]);
         let of_indexer = of_indexer.chain(pool.clone());
-        let inputs = [first, &w.kv_a].into_iter().chain(&w.gate).chain(of_indexer);
+        let inputs = [first].into_iter().chain(row).chain(&w.gate).chain(of_indexer);
         let acts = self.mixer_input(l, inputs.map(|linear| linear.weight.ty))?;
-        self.linear(&w.kv_a, &acts, kv)?;
+        if let Some(row) = row {
+            self.linear(row, &acts, self.words(&m.kv, self.n() * row.weight.rows))?;
+        }
         if let Some(gate) = &w.gate {
             self.linear(gate, &acts, self.words(&m.gate, self.n() * gate.weight.rows))?;
         }
@@ -139,8 +221,9 @@ impl<'a> GpuPass<'a> {
         for scores in pool {
             self.linear(scores, &acts.exact(), self.words(&i.scores, rows(scores)))?;
         }
-        let GpuQuery::Compressed { a, norm, b } = &w.query else {
-            return self.linear(first, &acts, q);
+        let Query::Compressed { a, norm, b } = &w.query else {
+            self.linear(first, &acts, q)?;
+            return indexer.map_or(Ok(()), |indexer| self.index_queries(indexer));
         };
         let compressed = self.words(&m.compressed, self.n() * a.weight.rows);
         self.linear(a, &acts, compressed)?;

@@ -35,15 +35,17 @@ mod layer_loop;
 mod layers;
 mod logits;
 mod marks;
+mod mixer;
+mod mixer_layout;
 mod mla;
 mod moe;
 mod ngrams;
 mod observe;
 mod ops;
+mod pack;
 mod pass;
 pub mod placement;
 mod recurrent;
-mod recurrent_layers;
 mod steps;
 mod streams;
 mod token_graph;
@@ -52,7 +54,7 @@ mod weights;
 mod workspace;
 
 pub use cache::GpuCache;
-pub use devices::Devices;
+pub use devices::{DeviceRests, Devices};
 pub use halves::multiplies_halves;
 pub use pass::Caches;
 pub use placement::InPlace;
@@ -67,14 +69,15 @@ use crate::forward::gpu::cache::CacheCopies;
 use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::{DenseOptions, DeviceModel};
 use crate::forward::gpu::device_moe::route::RouteDownload;
+use crate::forward::gpu::devices::PassState;
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::hybrid_moe::division::HybridMoe;
-use crate::forward::gpu::pass::{GpuPass, PassState, Role};
+use crate::forward::gpu::pass::{GpuPass, Role};
 use crate::forward::gpu::steps::Steps;
 use crate::forward::gpu::upload::Staging;
 use crate::forward::gpu::workspace::WorkspaceLayout;
 use crate::forward::logits::LOGITS_ROWS;
-use crate::forward::{Batch, Buffers, Observer};
+use crate::forward::{Batch, Buffers, Outputs};
 use crate::model::kv::CacheType;
 use crate::model::{Bound, Model};
 use crate::policy::{PolicySpec, Profile};
@@ -250,6 +253,12 @@ impl Model {
     }
 }
 
+/// Who hears of a pass.
+pub struct Observers<'a> {
+    pub outputs: &'a mut dyn Outputs,
+    pub rests: &'a mut dyn DeviceRests,
+}
+
 impl Devices<'_> {
     /// `Model::forward`, where the device computes the layers that it holds.
     pub fn forward<'a>(
@@ -259,9 +268,9 @@ impl Devices<'_> {
         batch: &'a Batch,
         caches: Caches<'a>,
         b: &'a mut Buffers,
-        observer: &'a mut dyn Observer,
+        observers: Observers<'a>,
     ) -> Result<()> {
-        layer_loop::run(&mut self.pass(model, cpu, batch, caches, b, observer))
+        layer_loop::run(&mut self.pass(model, cpu, batch, caches, b, observers))
     }
 
     /// `Model::encode`, where the device computes the layers that it holds.
@@ -272,10 +281,10 @@ impl Devices<'_> {
         batch: &'a Batch,
         caches: Caches<'a>,
         b: &'a mut Buffers,
-        observer: &'a mut dyn Observer,
+        observers: Observers<'a>,
     ) -> Result<()> {
         let encoder_caches = model.encoder_caches(batch);
-        let pass = self.pass(model, cpu, batch, caches, b, observer);
+        let pass = self.pass(model, cpu, batch, caches, b, observers);
         layer_loop::run(&mut GpuPass { role: Role::Source, encoder_caches, ..pass })
     }
 
@@ -287,7 +296,7 @@ impl Devices<'_> {
         batch: &'a Batch,
         caches: Caches<'a>,
         b: &'a mut Buffers,
-        observer: &'a mut dyn Observer,
+        observers: Observers<'a>,
     ) -> GpuPass<'a> {
         let role = match model.hyper.encoder {
             None => Role::Only,
@@ -303,7 +312,8 @@ impl Devices<'_> {
             encoder_caches: Vec::new(),
             b,
             state: self.state,
-            observer,
+            outputs: observers.outputs,
+            rests: observers.rests,
             on_device: false,
         }
     }

@@ -9,14 +9,13 @@ use crate::backend::gpu::rows::Columns;
 use crate::forward::gpu::acts::{GpuActs, RowShape};
 use crate::forward::gpu::experts::{DecodePairs, GroupedPairs, device_form, device_shape};
 use crate::forward::gpu::halves::only_shape;
-use crate::forward::gpu::layers::{
-    GpuAdjugate, GpuBranch, GpuFfn, GpuForm, GpuLatentExperts, GpuOnly, GpuRouter, GpuStreams,
-};
+use crate::forward::gpu::layers::{GpuAdjugate, GpuBranch, GpuFfn, GpuForm, GpuOnly};
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuVector;
 use crate::forward::gpu::workspace::RouteParts;
 use crate::gguf::TensorType;
-use crate::model::weights::SubLayer;
+use crate::model::weights::{Latent, Router, Streams, SubLayer};
 
 /// The use of the result of an expert that every token goes to; see `OrderedSum`.
 struct OnlySum<'a> {
@@ -63,8 +62,7 @@ impl<'a> GpuPass<'a> {
     /// without a norm.
     fn plain_residual(&self, l: usize) -> Option<(DeviceSlice<'a>, f32)> {
         let (ffn, scale) = (self.ffn(l), self.hyper().residual_scale);
-        let is_one =
-            matches!(self.layer(l).streams[SubLayer::FeedForward as usize], GpuStreams::One);
+        let is_one = matches!(self.layer(l).streams[SubLayer::FeedForward as usize], Streams::One);
         let has_norm = ffn.post_norm.is_some() || ffn.experts_norm.is_some();
         let is_plain = !has_norm && is_one && ffn.latent.is_none() && !self.adds_to_normed();
         is_plain.then(|| (self.x(), ffn.scale * scale))
@@ -102,7 +100,7 @@ impl<'a> GpuPass<'a> {
 
     /// The chosen experts, as far as they have capacity, their weights, and the probabilities of
     /// all.
-    pub fn route(&self, router: &GpuRouter, acts: &GpuActs) -> Result<()> {
+    pub fn route(&self, router: &Router<OnDevice>, acts: &GpuActs) -> Result<()> {
         let (route, choice) = (self.device_route(), &self.hyper().routing.choice);
         self.linear(&router.logits, &acts.exact(), route.probs)?;
         let vector = |v: &Option<GpuVector>| v.as_ref().map(|v| self.dev.weights.vector(v));
@@ -161,9 +159,13 @@ impl<'a> GpuPass<'a> {
     }
 
     /// Makes the narrow experts' input of h and stores it in the forms that they read.
-    pub fn narrow(&self, l: usize, latent: &GpuLatentExperts, acts: &GpuActs) -> Result<()> {
+    pub fn narrow(&self, l: usize, latent: &Latent<OnDevice>, acts: &GpuActs) -> Result<()> {
         let rows = self.expert_input(l);
         self.linear(&latent.down, &acts.exact(), rows)?;
+        if let Some(norm) = &latent.input_norm {
+            let (weight, eps) = (self.dev.weights.vector(norm), self.hyper().norm_eps);
+            self.dev.ops.norm.rms_norm_heads(self.stream(), rows, weight, eps)?;
+        }
         self.own_input(l, rows)
     }
 
@@ -177,7 +179,7 @@ impl<'a> GpuPass<'a> {
 
     /// y += up · norm(sums), of the narrow experts' sums in the place of their input; h is
     /// overwritten.
-    fn widen(&self, l: usize, latent: &GpuLatentExperts) -> Result<()> {
+    fn widen(&self, l: usize, latent: &Latent<OnDevice>) -> Result<()> {
         let (sums, stream, ops) = (self.expert_input(l), self.stream(), &self.dev.ops);
         if let Some(norm) = &latent.norm {
             let weight = self.dev.weights.vector(norm);

@@ -4,31 +4,30 @@
 use crate::Result;
 use crate::backend::gpu::conv::{ConvRows, DeviceConv};
 use crate::backend::ops::ConvShape;
-use crate::forward::gpu::layers::GpuNgrams;
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::upload::floats;
+use crate::model::weights::NgramWeights;
 
 impl GpuPass<'_> {
     /// Uploads the table's rows and the tokens for a layer on the device that reads them. Nothing
     /// of the pass is queued yet.
     pub fn upload_ngrams(&mut self) -> Result<()> {
-        let Some(l) = self.hyper().ngrams.as_ref().map(|params| params.layer) else {
+        let Some(l) = self.hyper().ngrams.first().map(|params| params.layer) else {
             return Ok(());
         };
         let Some(layer) = &self.dev.layers[l] else { return Ok(()) };
-        let (Some(own), Some(w)) = (&layer.ngrams, &self.model.weights.layers[l].ngrams) else {
-            return Ok(());
-        };
-        let (stream, slot) = (self.stream(), self.hyper().second_slot(l));
+        let Some(own) = &layer.ngrams else { return Ok(()) };
+        let (stream, slot) = (self.stream(), self.hyper().ngram_slot(l));
         let (batch, mut before) = (self.batch, Vec::new());
         self.b.ngrams.begin(self.n() * self.hyper().n_embd);
         for segment in self.segments() {
             let [past, _] = segment.cache.state(slot);
-            let ids = past.slice(4 * own.n_past..past.len());
+            let ids = past.slice(4 * own.params.conv().n_past()..past.len());
             let take = &mut |_, bytes: &[u8]| floats(bytes, &mut before);
             self.state.staging.download(stream, &[ids], take)?;
             let tokens = &batch.tokens()[segment.rows.clone()];
-            self.b.ngrams.look_up(self.model, w, &before, tokens);
+            self.b.ngrams.look_up(self.model, &own.params, &before, tokens)?;
         }
         let kept = self.kept();
         let (embedded, ids) = (&self.b.ngrams.embedded, self.words(&kept.ids, self.n()));
@@ -40,10 +39,12 @@ impl GpuPass<'_> {
     }
 
     /// Adds to the streams what the last tokens make, before layer `l`.
-    pub fn add_ngrams(&mut self, l: usize, w: &GpuNgrams) -> Result<()> {
+    pub fn add_ngrams(&mut self, l: usize, w: &NgramWeights<OnDevice>) -> Result<()> {
         let (dev, stream, hyper, n_rows) = (self.dev, self.stream(), self.hyper(), self.n());
-        let (ops, eps, n_embd, n) = (&dev.ops, hyper.norm_eps, hyper.n_embd, w.n);
-        let (layout, channels) = (&self.layout().ngrams, n * n_embd);
+        let (ops, eps, n_embd) = (&dev.ops, hyper.norm_eps, hyper.n_embd);
+        let conv = w.conv.as_ref().expect("a layer whose streams have kernels");
+        let (n, n_past) = (w.params.channels / n_embd, w.params.conv().n_past());
+        let (layout, channels) = (&self.layout().ngrams, w.params.channels);
         let ranges = [&layout.key, &layout.query, &layout.normed, &layout.convolved];
         let [key, query, normed, convolved] =
             ranges.map(|range| self.words(range, n_rows * channels));
@@ -59,16 +60,16 @@ impl GpuPass<'_> {
         ops.norm.rms_norm_groups_into(stream, all, vector(&w.query_norm), n, eps, query)?;
         // gate · value, in the key's place
         ops.streams.gate_ngrams(stream, [n_rows, n], [key, query], value)?;
-        ops.norm.rms_norm_groups_into(stream, key, vector(&w.conv_norm), n, eps, normed)?;
+        ops.norm.rms_norm_groups_into(stream, key, vector(&conv.norm), n, eps, normed)?;
         // convolution: each text with its own past, and its last tokens
-        let conv = dev.weights.conv(&w.conv);
+        let conv = dev.weights.conv(&conv.form);
         let ids = self.words(&self.kept().ids, n_rows);
-        let shape = ConvShape { channels: 1, kernel: w.n_before + 1 };
+        let shape = ConvShape { channels: 1, kernel: w.params.n_before() + 1 };
         let (weight, bias, units) = (ids, None, None);
         let last_tokens = DeviceConv { shape, weight, bias, silu: false, units };
-        self.over_states(hyper.second_slot(l), |part, [past, _]| {
+        self.over_states(hyper.ngram_slot(l), |part, [past, _]| {
             let rows = ConvRows::plain(part.of(normed, channels), channels);
-            let (inputs, own_ids) = (past.slice(0..4 * w.n_past), 4 * w.n_past..past.len());
+            let (inputs, own_ids) = (past.slice(0..4 * n_past), 4 * n_past..past.len());
             ops.conv.launch(stream, &conv, inputs, rows, part.of(convolved, channels))?;
             let rows = ConvRows::plain(part.of(ids, 1), 1);
             ops.conv.move_past(stream, &last_tokens, past.slice(own_ids), rows)

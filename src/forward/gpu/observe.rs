@@ -15,7 +15,7 @@ impl GpuPass<'_> {
         self.b.ffn.route.dense(n, 1.0);
         let to = &mut self.b.h;
         self.state.staging.download(stream, &[h], &mut |_, bytes| floats(bytes, to))?;
-        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.observer);
+        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.outputs);
         Ok(())
     }
 
@@ -44,7 +44,7 @@ impl GpuPass<'_> {
         })?;
         let tiers = self.tiers(l);
         self.state.hybrid.end_attention(tiers);
-        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.observer);
+        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.outputs);
         self.model.publish_routed(self.cpu, self.batch, l, &mut self.b.routing());
         Ok(())
     }

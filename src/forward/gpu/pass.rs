@@ -10,24 +10,21 @@ use crate::backend::gpu::{DeviceSlice, Stream};
 use crate::experts::vram::VramTiers;
 use crate::forward::gpu::acts::{GpuActs, HalfTypes, NormedRows, RowShape, note_half};
 use crate::forward::gpu::cache::GpuCache;
-use crate::forward::gpu::decode_pipeline::queue::DecodePipeline;
 use crate::forward::gpu::device_model::DeviceModel;
-use crate::forward::gpu::device_moe::route::RouteDownload;
+use crate::forward::gpu::devices::{DeviceRests, PassState};
 use crate::forward::gpu::expert_parallel::peer::Peer;
 use crate::forward::gpu::experts::{ExpertContext, device_form};
-use crate::forward::gpu::hybrid_moe::division::HybridMoe;
-use crate::forward::gpu::layers::{GpuFfn, GpuLayer, GpuNorm};
-use crate::forward::gpu::steps::{GraphCounts, Steps};
-use crate::forward::gpu::upload::Staging;
+use crate::forward::gpu::layers::{GpuFfn, GpuLayer};
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::weights::{GpuHeads, GpuLinear};
 use crate::forward::gpu::workspace::{ByteRange, KeptLayout, WorkspaceLayout};
-use crate::forward::{Batch, Buffers, Observer, Segment};
+use crate::forward::{Batch, Buffers, Outputs, Segment};
 use crate::gguf::TensorType;
 use crate::model::Model;
 use crate::model::descriptor;
 use crate::model::hyper::HyperParams;
 use crate::model::kv::KvCache;
-use crate::model::weights::FfnWeights;
+use crate::model::weights::{FfnWeights, Norm};
 use crate::policy::Phase;
 use std::ops::Range;
 
@@ -96,18 +93,6 @@ impl<'a> GpuSegment<'a> {
     }
 }
 
-/// State that passes change and keep from one to the next, beside the device's memory.
-pub struct PassState {
-    /// Declared before the other fields, so that peers finish before what they work with is freed.
-    pub peers: Vec<Peer>,
-    pub staging: Staging,
-    pub hybrid: HybridMoe,
-    pub pipeline: DecodePipeline,
-    pub route: RouteDownload,
-    pub steps: Steps,
-    pub graph_counts: GraphCounts,
-}
-
 /// One forward pass: what it computes, what it reads, and everything that it may change.
 pub struct GpuPass<'a> {
     pub batch: &'a Batch,
@@ -120,7 +105,8 @@ pub struct GpuPass<'a> {
     pub encoder_caches: Vec<KvCache>,
     pub b: &'a mut Buffers,
     pub state: &'a mut PassState,
-    pub observer: &'a mut dyn Observer,
+    pub outputs: &'a mut dyn Outputs,
+    pub rests: &'a mut dyn DeviceRests,
     /// Whether the residual stream is on the device; in `b.x` if not.
     pub on_device: bool,
 }
@@ -282,15 +268,20 @@ impl<'a> GpuPass<'a> {
     }
 
     /// x → out, row by row
-    pub fn norm(&self, norm: &GpuNorm, x: DeviceSlice, out: DeviceSlice) -> Result<()> {
-        let (ops, eps) = (&self.dev.ops.norm, self.hyper().norm_eps);
+    pub fn norm(&self, norm: &Norm<OnDevice>, x: DeviceSlice, out: DeviceSlice) -> Result<()> {
+        let (ops, eps) = (&self.dev.ops.norm, norm.eps);
         let weight = self.dev.weights.vector(&norm.weight);
         match norm.kind {
             descriptor::Norm::Rms => ops.rms_norm_rows(self.stream(), x, weight, eps, out),
+            descriptor::Norm::GroupedRms => {
+                let n_groups = self.hyper().norm_groups;
+                ops.rms_norm_groups_into(self.stream(), x, weight, n_groups, eps, out)
+            }
             descriptor::Norm::Layer => {
                 let bias = self.dev.weights.vector(&norm.bias);
                 ops.layer_norm_rows(self.stream(), x, weight, bias, eps, out)
             }
+            descriptor::Norm::ScaledRms => unreachable!("a layer without kernels is on the CPU"),
             descriptor::Norm::None => self.stream().copy(out, x),
         }
     }
@@ -302,7 +293,7 @@ impl<'a> GpuPass<'a> {
 
     /// x += norm(scale · y); y and h are overwritten if there is a norm. Or x = h + y, if the
     /// architecture adds so.
-    pub fn add_residual(&self, norm: Option<&GpuNorm>, scale: f32) -> Result<()> {
+    pub fn add_residual(&self, norm: Option<&Norm<OnDevice>>, scale: f32) -> Result<()> {
         let (ops, residual_scale) = (&self.dev.ops, self.hyper().residual_scale);
         if self.adds_to_normed() {
             let (stream, x) = (self.stream(), self.x());
@@ -327,7 +318,7 @@ impl<'a> GpuPass<'a> {
     /// x → h, row by row, in the forms that matrices of `types` read
     pub fn normed_acts(
         &self,
-        norm: &GpuNorm,
+        norm: &Norm<OnDevice>,
         x: DeviceSlice<'a>,
         types: impl IntoIterator<Item = TensorType>,
     ) -> Result<GpuActs<'a>> {
@@ -335,7 +326,7 @@ impl<'a> GpuPass<'a> {
             self.norm(norm, x, self.h())?;
             return self.acts_of_h(types);
         }
-        let (weight, eps) = (self.dev.weights.vector(&norm.weight), self.hyper().norm_eps);
+        let (weight, eps) = (self.dev.weights.vector(&norm.weight), norm.eps);
         let normed = NormedRows { shape: self.embd_rows(self.n()), x, weight, eps, h: self.h() };
         let memory = self.slice(&self.layout().acts);
         GpuActs::fill_normed(&self.dev.ops, self.stream(), types, normed, memory)
@@ -499,7 +490,7 @@ impl<'a> GpuPass<'a> {
     /// Whether a recorder takes the routing of some rows.
     pub fn is_recorded(&mut self) -> bool {
         let mut segments = self.batch.segments();
-        segments.any(|(_, segment)| self.observer.recorder(segment.session).is_some())
+        segments.any(|(_, segment)| self.outputs.recorder(segment.session).is_some())
     }
 
     /// Waits for all peers. Their results may be read only after this: it fails if one was lost.

@@ -6,12 +6,12 @@ use crate::backend::gpu::DeviceSlice;
 use crate::backend::gpu::rows::Columns;
 use crate::backend::gpu::streams::{DeviceMixing, GatedStreams, OutputWeights};
 use crate::forward::gpu::acts::{GpuActs, RowShape};
-use crate::forward::gpu::layers::{GpuConnection, GpuGatedConnection, GpuNorm, GpuStreams};
+use crate::forward::gpu::pack::OnDevice;
 use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::weights::GpuVector;
 use crate::forward::gpu::workspace::{n_left, n_streams};
 use crate::model::streams::StreamParams;
-use crate::model::weights::SubLayer;
+use crate::model::weights::{Connection, GatedConnection, Norm, Streams, SubLayer};
 use crate::simd::FloatBuffer;
 use std::ops::Range;
 
@@ -35,10 +35,11 @@ impl<'a> GpuPass<'a> {
             return Ok(());
         }
         match &self.layer(l).streams[SubLayer::Mixer as usize] {
-            GpuStreams::One | GpuStreams::Mean => Ok(()),
-            GpuStreams::Hyper(w) => self.repeat_stream(w.params.n),
-            GpuStreams::Gated(w) => self.repeat_stream(w.n),
-            GpuStreams::Kept(_) => self.stream().copy(self.streams(0..1), self.x()),
+            Streams::One | Streams::Averaged { .. } | Streams::Weighed { .. } => Ok(()),
+            Streams::Mean | Streams::Lagging => Ok(()),
+            Streams::Hyper(w) => self.repeat_stream(w.params.n),
+            Streams::Gated(w) => self.repeat_stream(w.n),
+            Streams::Kept(_) => self.stream().copy(self.streams(0..1), self.x()),
         }
     }
 
@@ -46,10 +47,11 @@ impl<'a> GpuPass<'a> {
     pub fn read_streams(&self, l: usize, part: SubLayer) -> Result<()> {
         let hyper = self.hyper();
         match &self.layer(l).streams[part as usize] {
-            GpuStreams::One | GpuStreams::Mean => Ok(()),
-            GpuStreams::Hyper(w) => self.join(w),
-            GpuStreams::Gated(w) => self.join_gated(w),
-            GpuStreams::Kept(score) => {
+            Streams::One | Streams::Averaged { .. } | Streams::Weighed { .. } => Ok(()),
+            Streams::Mean | Streams::Lagging => Ok(()),
+            Streams::Hyper(w) => self.join(w),
+            Streams::Gated(w) => self.join_gated(w),
+            Streams::Kept(score) => {
                 let is_left = l.is_multiple_of(hyper.kept_every);
                 let seen = if part == SubLayer::Mixer { l } else { l + 1 };
                 let n = n_left(hyper, seen).unwrap_or(0);
@@ -73,7 +75,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// x = Σ weights · streams
-    fn join(&self, w: &GpuConnection) -> Result<()> {
+    fn join(&self, w: &Connection<OnDevice>) -> Result<()> {
         let (dev, stream, hyper) = (self.dev, self.stream(), self.hyper());
         let (ops, s, n_rows) = (&dev.ops, &self.layout().streams, self.n());
         let (n, width) = (w.params.n, w.params.n * hyper.n_embd);
@@ -91,7 +93,7 @@ impl<'a> GpuPass<'a> {
     }
 
     /// x = the mean of what gates leave of the streams' norms
-    fn join_gated(&self, w: &GpuGatedConnection) -> Result<()> {
+    fn join_gated(&self, w: &GatedConnection<OnDevice>) -> Result<()> {
         let (dev, stream, hyper) = (self.dev, self.stream(), self.hyper());
         let (ops, s, n_rows, n) = (&dev.ops, &self.layout().streams, self.n(), w.n);
         let width = n * hyper.n_embd;
@@ -133,7 +135,7 @@ impl<'a> GpuPass<'a> {
         &self,
         l: usize,
         part: SubLayer,
-        norm: Option<&GpuNorm>,
+        norm: Option<&Norm<OnDevice>>,
         scale: f32,
     ) -> Result<()> {
         let (ops, stream, n_rows) = (&self.dev.ops.streams, self.stream(), self.n());
@@ -142,15 +144,24 @@ impl<'a> GpuPass<'a> {
             OutputWeights { all, width, first }
         };
         match &self.layer(l).streams[part as usize] {
-            GpuStreams::One | GpuStreams::Mean => self.add_residual(norm, scale),
-            GpuStreams::Hyper(w) => {
+            Streams::One | Streams::Mean => self.add_residual(norm, scale),
+            Streams::Averaged { stream: factor, part } => {
+                let norm = norm.expect("a norm behind each part");
+                self.dev.ops.rows.scale(stream, self.x(), *factor)?;
+                self.norm(norm, self.y(), self.h())?;
+                self.dev.ops.norm.add_scaled(stream, self.x(), *part, self.h())
+            }
+            Streams::Weighed { .. } | Streams::Lagging => {
+                unreachable!("a layer without kernels is on the CPU")
+            }
+            Streams::Hyper(w) => {
                 let (n, width) = (w.params.n, w.mixes.weight.rows);
                 ops.feed(stream, n, weights(width, n), self.y(), self.streams(0..n))
             }
-            GpuStreams::Gated(w) => {
+            Streams::Gated(w) => {
                 ops.feed(stream, w.n, weights(w.n, 0), self.y(), self.streams(0..w.n))
             }
-            GpuStreams::Kept(_) => self.dev.ops.rows.add(stream, self.present(l), self.y()),
+            Streams::Kept(_) => self.dev.ops.rows.add(stream, self.present(l), self.y()),
         }
     }
 
@@ -161,14 +172,15 @@ impl<'a> GpuPass<'a> {
             return Ok(());
         }
         match &self.dev.last_streams {
-            GpuStreams::One => Ok(()),
-            GpuStreams::Hyper(w) => self.join(w),
-            GpuStreams::Gated(w) => self.join_gated(w),
-            GpuStreams::Kept(score) => {
+            Streams::One | Streams::Averaged { .. } | Streams::Weighed { .. } => Ok(()),
+            Streams::Lagging => unreachable!("a layer without kernels is on the CPU"),
+            Streams::Hyper(w) => self.join(w),
+            Streams::Gated(w) => self.join_gated(w),
+            Streams::Kept(score) => {
                 let n = n_left(hyper, hyper.n_layers).unwrap_or(0);
                 self.recall(score, n + 1)
             }
-            GpuStreams::Mean => {
+            Streams::Mean => {
                 let n = n_streams(hyper);
                 let all = GatedStreams { streams: self.streams(0..n), gates: None, weights: None };
                 let (ops, sizes) = (&self.dev.ops.streams, [self.n(), n]);

@@ -116,7 +116,7 @@ impl GpuPass<'_> {
         Ok(())
     }
 
-    /// Gives the logits that a graph with `head` has made to the observer.
+    /// Gives the logits that a graph with `head` has made on.
     pub fn give_token_logits(&mut self, head: TokenHead) -> Result<()> {
         let Some(row) = self.batch.logit_rows().next() else { return Ok(()) };
         match (best_on_device(row.best, self.n_products()), head) {

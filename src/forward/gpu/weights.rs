@@ -2,14 +2,14 @@
 //! aligned to 256 bytes.
 
 use crate::Result;
-use crate::backend::gpu::conv::{DeviceConv, Units};
+use crate::backend::gpu::conv::DeviceConv;
 use crate::backend::gpu::mat::DeviceMat;
 use crate::backend::gpu::{Device, DeviceBuffer, DeviceSlice, Event, Pinned, PinnedKind, Stream};
-use crate::backend::ops::{ConvShape, ShortConv};
+use crate::backend::ops::ConvShape;
 use crate::gguf::TensorType;
 use crate::interrupt;
 use crate::model::Model;
-use crate::model::weights::{HeadMatrices, Linear, Matrix};
+use crate::model::weights::{Linear, Matrix};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -58,11 +58,10 @@ pub struct GpuHeads {
 /// A convolution, see `DeviceConv`.
 #[derive(Clone, Debug)]
 pub struct GpuConv {
-    shape: ConvShape,
-    weight: GpuVector,
-    bias: Option<GpuVector>,
-    silu: bool,
-    units: Option<Units>,
+    pub(super) shape: ConvShape,
+    pub(super) weight: GpuVector,
+    pub(super) bias: Option<GpuVector>,
+    pub(super) silu: bool,
 }
 
 /// Bytes to upload.
@@ -172,22 +171,6 @@ impl<'a> Packer<'a> {
         self.put(Bytes::Made(len, Box::new(make)))
     }
 
-    pub fn linear(&mut self, linear: &'a Linear) -> GpuLinear {
-        let bias = linear.bias.as_ref().map(|bias| self.vector(bias));
-        GpuLinear { weight: self.matrix(&linear.weight), bias, scale: linear.scale }
-    }
-
-    pub fn heads(&mut self, heads: &'a HeadMatrices) -> GpuHeads {
-        let HeadMatrices { n_heads, rows, first, step, .. } = *heads;
-        GpuHeads { all: self.matrix(&heads.all), n_heads, rows, first, step }
-    }
-
-    pub fn conv(&mut self, conv: ShortConv<'a>, units: Option<Units>) -> GpuConv {
-        let ShortConv { shape, silu, .. } = conv;
-        let bias = conv.bias.map(|bias| self.vector(bias));
-        GpuConv { shape, weight: self.vector(conv.weight), bias, silu, units }
-    }
-
     /// Allocates the memory and fills it, through two staging buffers in turn.
     pub fn upload(self, gpu: &Device) -> Result<GpuWeights> {
         let buffer = DeviceBuffer::of(gpu, self.end.max(ALIGN), "dense weights", "-ngl")?;
@@ -244,10 +227,11 @@ impl GpuWeights {
         linear.bias.as_ref().map(|bias| self.vector(bias))
     }
 
+    /// Without parts of rows that become unit vectors.
     pub fn conv(&self, conv: &GpuConv) -> DeviceConv<'_> {
-        let GpuConv { shape, silu, units, .. } = *conv;
+        let GpuConv { shape, silu, .. } = *conv;
         let bias = conv.bias.as_ref().map(|bias| self.vector(bias));
-        DeviceConv { shape, weight: self.vector(&conv.weight), bias, silu, units }
+        DeviceConv { shape, weight: self.vector(&conv.weight), bias, silu, units: None }
     }
 
     pub fn slice(&self, place: Range<usize>) -> DeviceSlice<'_> {

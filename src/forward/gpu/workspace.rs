@@ -2,7 +2,6 @@
 //! largest micro-batch. A pass allocates nothing, and addresses in captured graphs stay valid.
 
 use crate::Result;
-use crate::backend::gpu::attention::Attention;
 use crate::backend::gpu::matmul::{TILE_TOKENS, TILE_WORDS, max_tiles};
 use crate::backend::gpu::matvec::MAX_TOKENS;
 use crate::backend::gpu::sample::{self, TOP_K_MAX};
@@ -12,14 +11,14 @@ use crate::backend::ops::Route;
 use crate::experts::vram::GranuleLayout;
 use crate::forward::gpu::acts::acts_bytes;
 pub use crate::forward::gpu::bump::{BumpLayout, ByteRange};
-use crate::forward::gpu::compressed_layers::{CompressedLayout, CompressedSizes};
+use crate::forward::gpu::compressed_layers::CompressedLayout;
 use crate::forward::gpu::expander::n_ids;
-use crate::forward::gpu::index_layers::{IndexLayout, ListsLayout, scores_bytes};
+use crate::forward::gpu::index_layers::{IndexLayout, ListsLayout};
+use crate::forward::gpu::mixer_layout::{MixerLayout, MixerSizes};
 use crate::forward::gpu::upload::{floats, integers, starts};
 use crate::forward::logits::LOGITS_ROWS;
-use crate::model::heads::LatentShape;
 use crate::model::hyper::HyperParams;
-use crate::model::weights::{LatentWeights, Mixer, Query, Streams, Weights};
+use crate::model::weights::{Streams, Weights};
 use std::ops::Range;
 
 /// The ranges of the buffers in the allocation. Buffers are f32 with a row for each token unless
@@ -87,32 +86,6 @@ pub struct KeptLayout {
     pub lists: ListsLayout,
 }
 
-#[derive(Clone, Default)]
-pub struct MixerLayout {
-    pub q: ByteRange,
-    /// Products that are split afterwards.
-    pub raw: ByteRange,
-    pub k: ByteRange,
-    pub v: ByteRange,
-    pub attended: ByteRange,
-    pub gate: ByteRange,
-    pub compressed: ByteRange,
-    pub nope: ByteRange,
-    pub absorbed: ByteRange,
-    /// `k`, `nope` and `absorbed` together, which lie one behind the other: latent attention needs
-    /// them, or keys and values of the heads.
-    pub latent: ByteRange,
-    pub kv: ByteRange,
-    pub acts: ByteRange,
-    pub work: ByteRange,
-    pub qkv: ByteRange,
-    pub convolved: ByteRange,
-    pub gates: [ByteRange; 2],
-    pub decays: ByteRange,
-    pub ranks: ByteRange,
-    pub scan: ByteRange,
-}
-
 /// Buffers of a part that reads and feeds several streams; see `WorkspaceLayout`.
 #[derive(Clone, Default)]
 pub struct StreamLayout {
@@ -153,7 +126,7 @@ impl StreamLayout {
         let of_layers = weights.layers.iter().flat_map(|layer| &layer.streams);
         for streams in of_layers.chain([&weights.last_streams]) {
             match streams {
-                Streams::One => {}
+                Streams::One | Streams::Averaged { .. } | Streams::Weighed { .. } => {}
                 Streams::Hyper(connection) => {
                     n_normed = connection.params.n;
                     n_mixes = n_mixes.max(connection.mixes.weight.rows);
@@ -163,7 +136,7 @@ impl StreamLayout {
                     n_mixes = n_mixes.max(connection.n);
                     rank = rank.max(connection.down.weight.rows);
                 }
-                Streams::Mean => {}
+                Streams::Mean | Streams::Lagging => {}
                 Streams::Kept(_) => n_mixes = n_mixes.max(n_streams(hyper)),
             }
         }
@@ -193,7 +166,7 @@ pub struct NgramLayout {
 impl NgramLayout {
     /// For micro-batches of up to `n` tokens.
     pub fn new(hyper: &HyperParams, n: usize, bump: &mut BumpLayout) -> NgramLayout {
-        let Some(params) = &hyper.ngrams else { return NgramLayout::default() };
+        let Some(params) = hyper.ngrams.first() else { return NgramLayout::default() };
         let mut wide = || bump.words(n * params.channels);
         let [key, query, normed, convolved] = std::array::from_fn(|_| wide());
         NgramLayout { value: bump.words(n * hyper.n_embd), key, query, normed, convolved }
@@ -318,8 +291,8 @@ impl WorkspaceLayout {
         let mut kept = || KeptLayout {
             x: bump.words(row),
             streams: bump.words(n_streams(hyper) * row),
-            ngrams: bump.words(hyper.ngrams.as_ref().map_or(0, |_| row)),
-            ids: bump.words(hyper.ngrams.as_ref().map_or(0, |_| n)),
+            ngrams: bump.words(hyper.ngrams.first().map_or(0, |_| row)),
+            ids: bump.words(hyper.ngrams.first().map_or(0, |_| n)),
             tokens: bump.words(if weights.routes_by_id() { n } else { 0 }),
             cos_sin: bump.words(n * hyper.rope.n_rot),
             sliding_cos_sin: bump.words(match hyper.sliding_rope == hyper.rope {
@@ -327,7 +300,7 @@ impl WorkspaceLayout {
                 false => n * hyper.sliding_rope.n_rot,
             }),
             means_cos_sin: bump.words(hyper.means_block().map_or(0, |_| n * hyper.rope.n_rot)),
-            temperature: bump.words(hyper.temperature.map_or(0, |_| n * hyper.head_dim)),
+            temperature: bump.words(n * hyper.temperature_width()),
             past: bump.words(n),
             blocks: [n_blocks; 2].map(|n| bump.words(n)),
             block_cos_sin: [n_blocks; 2].map(|n| bump.words(n * hyper.rope.n_rot)),
@@ -343,7 +316,7 @@ impl WorkspaceLayout {
             acts: bump.bytes(acts_bytes(n, hyper.n_embd)),
             streams: StreamLayout::new(hyper, weights, n, &mut bump),
             ngrams: NgramLayout::new(hyper, n, &mut bump),
-            mixer: MixerLayout::new(hyper, weights, n, n_ctx, &mut bump),
+            mixer: MixerSizes::of(hyper, weights, n, n_ctx).layout(&mut bump),
             compressed: CompressedLayout::new(weights, hyper, n, n_ctx, &mut bump),
             index: IndexLayout::new(hyper, n, n_ctx, &mut bump),
             ffn: FfnLayout::new(hyper, weights, n, n_peers, &mut bump),
@@ -369,202 +342,6 @@ impl WorkspaceLayout {
 fn encoder_rows(hyper: &HyperParams, n_ctx: usize) -> [usize; 2] {
     let n = if hyper.encoder.is_some() { n_ctx * hyper.n_head_kv } else { 0 };
     [n * hyper.head_dim, n * hyper.head_dim_v]
-}
-
-/// The largest widths of rows that the recurrent layers need.
-#[derive(Clone, Copy, Debug, Default)]
-struct RecurrentWidths {
-    /// The product that comes first.
-    projected: usize,
-    /// A convolution's output, if the state reads it.
-    convolved: usize,
-    values: usize,
-    /// Numbers of gates.
-    heads: usize,
-    /// Numbers that decays are made of, if each element of a key or each channel has its own.
-    decays: usize,
-    /// The first product of a matrix in two parts.
-    rank: usize,
-    /// The product that is put into states and reads them, if a convolution comes before it.
-    scan: usize,
-}
-
-impl RecurrentWidths {
-    fn raise_to(&mut self, mixer: &Mixer) {
-        let own = match mixer {
-            Mixer::Delta(w) => RecurrentWidths {
-                projected: w.shape.channels(),
-                convolved: w.shape.channels(),
-                values: w.shape.value_width(),
-                heads: w.shape.n_v_heads,
-                ..RecurrentWidths::default()
-            },
-            Mixer::Kda(w) => {
-                let seconds = w.decay.second.iter().chain(&w.gate.second);
-                RecurrentWidths {
-                    projected: w.shape.channels(),
-                    convolved: w.shape.channels(),
-                    values: w.shape.value_width(),
-                    heads: w.shape.n_v_heads,
-                    decays: w.shape.key_width(),
-                    rank: seconds.map(|part| part.weight.cols).max().unwrap_or(0),
-                    ..RecurrentWidths::default()
-                }
-            }
-            Mixer::ShortConv(w) => RecurrentWidths {
-                projected: w.input.weight.rows,
-                values: w.conv.shape.channels,
-                ..RecurrentWidths::default()
-            },
-            Mixer::Mamba(w) => RecurrentWidths {
-                projected: w.input.weight.rows,
-                convolved: w.shape.conv.channels,
-                values: w.shape.conv.channels,
-                decays: w.shape.conv.channels,
-                rank: w.shape.rank,
-                scan: w.scan.weight.rows,
-                ..RecurrentWidths::default()
-            },
-            Mixer::Mamba2(w) => RecurrentWidths {
-                projected: w.input.weight.rows,
-                convolved: w.shape.conv.channels,
-                values: w.shape.scan.width(),
-                ..RecurrentWidths::default()
-            },
-            Mixer::Lightning(w) => RecurrentWidths {
-                projected: w.qkv.weight.rows,
-                values: w.shape.width(),
-                ..RecurrentWidths::default()
-            },
-            // Layers without kernels are on the CPU.
-            _ => return,
-        };
-        self.projected = self.projected.max(own.projected);
-        self.convolved = self.convolved.max(own.convolved);
-        self.values = self.values.max(own.values);
-        self.heads = self.heads.max(own.heads);
-        self.decays = self.decays.max(own.decays);
-        self.rank = self.rank.max(own.rank);
-        self.scan = self.scan.max(own.scan);
-    }
-}
-
-/// The largest numbers of elements that a token has in layers with latent attention.
-#[derive(Clone, Copy, Debug, Default)]
-struct LatentWidths {
-    /// The compressed row that queries are made of.
-    ranks: usize,
-    /// Rows of the cache.
-    row: usize,
-    /// By head, all heads together: queries in the compressed space, their first parts, and values
-    /// in the compressed space.
-    absorbed: usize,
-    nope: usize,
-    mixed: usize,
-    /// Elements of the longest head's values in the compressed space.
-    rank: usize,
-    /// Bytes of the heads' inputs of products, for `n` tokens.
-    acts: usize,
-}
-
-impl LatentWidths {
-    fn raise_to(&mut self, w: &LatentWeights, n: usize) {
-        let LatentShape { n_head, head_dim, rank, n_rot, .. } = w.shape;
-        let q_rank = match &w.query {
-            Query::Direct(_) => 0,
-            Query::Compressed { norm, .. } => norm.len(),
-        };
-        let acts = [
-            acts_bytes(n, q_rank),
-            acts_bytes(n * n_head, head_dim - n_rot),
-            acts_bytes(n * n_head, rank),
-        ];
-        self.ranks = self.ranks.max(q_rank);
-        self.row = self.row.max(rank + n_rot);
-        self.absorbed = self.absorbed.max(n_head * (rank + n_rot));
-        self.nope = self.nope.max(n_head * (head_dim - n_rot));
-        self.mixed = self.mixed.max(n_head * rank);
-        self.rank = self.rank.max(rank);
-        self.acts = acts.into_iter().fold(self.acts, usize::max);
-    }
-
-    /// The buffers that begin with `k`, which other layers need for `keys` elements of a token.
-    fn layout(&self, n: usize, keys: usize, bump: &mut BumpLayout) -> MixerLayout {
-        let sizes = [keys.max(self.absorbed), self.nope, self.mixed];
-        let [k, nope, absorbed] = sizes.map(|size| bump.words(n * size));
-        let latent = k.start..absorbed.end;
-        let kv = bump.words(n * self.row);
-        MixerLayout { latent, k, nope, absorbed, kv, ..MixerLayout::default() }
-    }
-}
-
-impl MixerLayout {
-    fn new(
-        h: &HyperParams,
-        weights: &Weights,
-        n: usize,
-        n_ctx: usize,
-        bump: &mut BumpLayout,
-    ) -> MixerLayout {
-        let (mut raw, mut latent) = (0, LatentWidths::default());
-        let mut compressed = CompressedSizes::default();
-        // Elements of a token's queries and of its values.
-        let mut keys = [h.n_head_kv * h.head_dim, h.n_head_kv * h.head_dim_v];
-        let mut widths = [h.n_head * h.head_dim, h.n_head * h.head_dim_v];
-        let mut recurrent = RecurrentWidths::default();
-        for layer in &weights.layers {
-            match &layer.mixer {
-                Mixer::Attention(w) => {
-                    let own = [w.head_dim, w.head_dim_v].map(|dim| w.n_head * dim);
-                    widths = [widths[0].max(own[0]), widths[1].max(own[1])];
-                    raw = raw.max(if w.gated { 2 * n * own[0] } else { 0 });
-                    let own_keys = w.n_head_kv * (w.head_dim + w.head_dim_v);
-                    recurrent.projected = recurrent.projected.max(own[0] + own_keys);
-                    keys = [
-                        keys[0].max(w.n_head_kv * w.head_dim),
-                        keys[1].max(w.n_head_kv * w.head_dim_v),
-                    ];
-                }
-                Mixer::Latent(w) => {
-                    let LatentShape { n_head, head_dim, head_dim_v, .. } = w.shape;
-                    let own = [n_head * head_dim, n_head * head_dim_v];
-                    widths = [widths[0].max(own[0]), widths[1].max(own[1])];
-                    latent.raise_to(w, n);
-                }
-                Mixer::Compressed(w) => compressed.raise_to(w, h, n, n_ctx),
-                mixer => recurrent.raise_to(mixer),
-            }
-        }
-        let attended = n * widths[1].max(recurrent.values).max(h.layer_input);
-        let acts = [
-            acts_bytes(n, widths[1]),
-            acts_bytes(n, h.layer_input),
-            acts_bytes(n, recurrent.values),
-            acts_bytes(n, recurrent.rank),
-            latent.acts,
-            compressed.acts,
-        ];
-        let v_dim = if latent.rank > 0 { latent.rank } else { h.head_dim_v };
-        let work = Attention::work_bytes(h.n_head, v_dim, n_ctx.max(compressed.n_rows), n);
-        MixerLayout {
-            // Products of keys or values come here before their factor.
-            q: bump.words(n * widths[0].max(keys[0]).max(keys[1])),
-            raw: bump.words(raw),
-            v: bump.words(n * keys[1]),
-            attended: bump.words(attended),
-            gate: bump.words(attended),
-            compressed: bump.words(n * latent.ranks.max(compressed.ranks)),
-            acts: bump.bytes(acts.into_iter().max().unwrap_or(0)),
-            work: bump.bytes(work.max(scores_bytes(h, n_ctx))),
-            qkv: bump.words(n * recurrent.projected),
-            convolved: bump.words(n * recurrent.convolved),
-            gates: [bump.words(2 * n * recurrent.heads), bump.words(n * recurrent.heads)],
-            decays: bump.words(n * recurrent.decays),
-            ranks: bump.words(n * recurrent.rank),
-            scan: bump.words(n * recurrent.scan),
-            ..latent.layout(n, keys[0], bump)
-        }
-    }
 }
 
 impl FfnLayout {

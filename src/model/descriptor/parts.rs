@@ -27,15 +27,27 @@ pub struct Parts {
     /// The range of pairs over which YaRN blends is rounded to whole pairs.
     #[serde(default = "yes")]
     pub yarn_rounds: bool,
+    /// YaRN's `rope.scaling.yarn_log_multiplier` is no factor of latent attention's scores.
+    #[serde(default)]
+    pub yarn_leaves_scores: bool,
+    /// That range is from 32 turns to 1, whatever `rope.scaling.yarn_beta_fast` and `…_slow` say.
+    #[serde(default)]
+    pub yarn_betas_are_fixed: bool,
     /// Which layers rotate queries and keys.
     #[serde(default)]
     pub rope_layers: RopeLayers,
     /// The scaling of RoPE is for layers that see everything: sliding layers have none.
     #[serde(default)]
     pub sliding_rope_is_unscaled: bool,
+    /// Sliding layers turn as the others, whatever `rope.freq_base_swa` says.
+    #[serde(default)]
+    pub sliding_rope_is_models: bool,
     /// QK-norm comes after RoPE.
     #[serde(default)]
     pub norm_after_rope: bool,
+    /// QK-norm is over each head, with weights of its own.
+    #[serde(default)]
+    pub qk_norm_by_head: bool,
     #[serde(default)]
     pub mixer: Mixer,
     /// Logarithms of decays are above `kda.gate_lower_bound`.
@@ -50,6 +62,10 @@ pub struct Parts {
     /// Which elements of an indexer's heads rotate.
     #[serde(default)]
     pub indexer_rope_rows: RopeRows,
+    /// An indexer's queries are made of the layer's input by a LayerNorm, which as that of its keys
+    /// has the ε `attention.layer_norm_epsilon`.
+    #[serde(default)]
+    pub indexer_reads_input: bool,
     /// The norm of an indexer's keys has the model's ε.
     #[serde(default)]
     pub indexer_eps_is_models: bool,
@@ -63,6 +79,11 @@ pub struct Parts {
     /// Layers may see what the indexer before them has chosen: `attention.indexer.types`.
     #[serde(default)]
     pub shares_indexers: bool,
+    /// Compressed rows are of `attention.kv_source_layers`, and `attention.indexer.source_layers`
+    /// choose among them by keys that are made of these rows. The others see those of the last
+    /// such layer.
+    #[serde(default)]
+    pub shares_compressed: bool,
     /// q's matrix makes a gate as well, [q, gate] a head: attention's output is multiplied by the
     /// gate's sigmoid.
     #[serde(default)]
@@ -77,10 +98,10 @@ pub struct Parts {
     /// A delta rule's output is multiplied by its gate's sigmoid; that of others is by its SiLU.
     #[serde(default)]
     pub sigmoid_delta_gate: bool,
-    /// Rows of a table that hashes of the last tokens name join the streams before the layer of
-    /// `ple.layers`, if the file has one.
+    /// Rows of a table that hashes of the last tokens name join the streams before the layers of
+    /// `ple.layers`, if the file has any.
     #[serde(default)]
-    pub ngrams: bool,
+    pub ngrams: Ngrams,
     /// The function of the gate that attention's output is multiplied by, if it has a matrix.
     #[serde(default)]
     pub value_gate: ValueGate,
@@ -117,6 +138,12 @@ pub struct Parts {
     /// The model embeds texts: it has no output matrix.
     #[serde(default)]
     pub embeds: bool,
+    /// Embeddings are divided by the root of their mean square.
+    #[serde(default)]
+    pub normed_embeddings: bool,
+    /// Heads' results are divided by the root of their mean square.
+    #[serde(default)]
+    pub normed_heads: bool,
     /// Scores are not divided by √head_dim.
     #[serde(default)]
     pub unscaled_scores: bool,
@@ -126,9 +153,9 @@ pub struct Parts {
     /// Values are divided by the root of their mean square.
     #[serde(default)]
     pub normed_values: bool,
-    /// The last `attention.shared_kv_layers` layers see keys and values of layers before them.
+    /// Which layers see keys and values of layers before them.
     #[serde(default)]
-    pub shares_keys: bool,
+    pub shares_keys: KeySharing,
     /// Layers have inputs of their own, of `embedding_length_per_layer_input` elements.
     #[serde(default)]
     pub layer_inputs: bool,
@@ -200,6 +227,10 @@ pub enum Positions {
 pub enum Norm {
     /// x / √(mean x² + ε) · weight
     Rms,
+    /// `Rms` of each of `attention.group_norm_groups` parts of x.
+    GroupedRms,
+    /// x · weight / √(mean (x · weight)² + ε)
+    ScaledRms,
     /// (x − mean) / √(variance + ε) · weight + bias
     Layer,
     /// x: parts read several streams, which are normalised before they join.
@@ -250,6 +281,20 @@ pub enum RecurrenceKind {
     Lightning,
 }
 
+/// How rows of a table of n-grams join the streams.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ngrams {
+    /// There are none.
+    #[default]
+    None,
+    /// In one layer, by a gate and a convolution; texts end at `ple.eos_token_id` (Qwen3.8).
+    Convolved,
+    /// In layers with hashes of their own, by a gate; hashes are of the numbers that
+    /// `engram.token_map` gives to tokens (DeepSeek-V4.1).
+    Gated,
+}
+
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Window {
@@ -278,6 +323,20 @@ pub enum RopeLayers {
     None,
     /// All, unless `rope.scaling.finetuned` is false.
     IfFinetuned,
+    /// The layers of `attention.rope_pattern`; all in a file without the list. Rows of latent
+    /// attention have no rotated part in the others.
+    Listed,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeySharing {
+    #[default]
+    None,
+    /// The last `attention.shared_kv_layers`.
+    Last,
+    /// By `attention.kv_source_map`, which has the number of a layer for each.
+    Listed,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -287,6 +346,8 @@ pub enum ValueGate {
     Sigmoid,
     /// ln(1 + e^x)
     Softplus,
+    /// log₂(1 + 2^x)
+    BinarySoftplus,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
@@ -300,6 +361,11 @@ pub enum Tempering {
     Unrotated { scale: f32, length: usize, first: usize },
     /// log(position) / log(length) beyond `attention.temperature_length`, if there is one.
     Logarithm,
+    /// In layers that do not rotate, (1 + (position + 1) / length)^scale, which the keys
+    /// `attention.temperature_scale` and `attention.temperature_length` override.
+    Power { scale: f32, length: usize },
+    /// A head's own: scale · ln(position + 1) + bias, by tensors (SSMax).
+    Heads,
 }
 
 /// The sum of a layer's two kinds of experts.
@@ -358,9 +424,19 @@ pub enum Residual {
     Hyper,
     /// Streams like `Hyper`'s, which each part mixes, too.
     HyperMixed,
+    /// Streams like `HyperMixed`'s; the weights that a part makes for reading are the next part's.
+    /// The first part reads the first stream, the output norm what the last part's weights say.
+    HyperLagging,
     /// Several streams: each part reads the mean of their norms, whose elements have gates that all
     /// streams make through `hyper_connection.low_rank` elements, and adds to each by a weight.
     HyperGated,
+    /// x = √((i − 1) / i) · x + part(norm(x)) / √i for the i-th part, the embedding being the
+    /// first: the stream stays as long as one part.
+    Averaged,
+    /// x = a · x + b · norm(part(norm(x))), by vectors of each part's own. The norms behind parts
+    /// have the ε of `post_norm_epsilon`; attention's has no weights, and the weights of the
+    /// experts' come before it.
+    Weighed,
     /// Each part reads a mean of the stream and of what it was at every `attn_res.block_size`th
     /// layer, where it begins again.
     Kept,
@@ -377,6 +453,9 @@ pub struct Router {
     /// A bias for the choice is part of the architecture, whatever the score.
     #[serde(default)]
     pub choice_bias: bool,
+    /// The bias is added to the logits, not to the probabilities.
+    #[serde(default)]
+    pub bias_on_logits: bool,
     /// `normalize` holds whatever the key `expert_weights_norm` says: the architecture has none.
     #[serde(default)]
     pub normalize_has_no_key: bool,

@@ -1,11 +1,13 @@
 //! Weights of grouped-query attention and of latent attention.
 
-use super::super::descriptor::{self, Positions, ValueGate};
+use super::super::descriptor::{Positions, ValueGate};
 use super::super::heads::LatentShape;
 use super::binder::Binder;
-use super::{HeadMatrices, Linear, Matrix, Mixer};
-use crate::backend::ops::{DistanceBias, RopePairing, RopeShape};
-use crate::model::recurrent::Recurrence;
+use super::mixer::{MixerWeights, vector_bytes};
+use super::residence::{Host, Residence};
+use super::values::ValueExperts;
+use super::{HeadMatrices, Linear, Matrix};
+use crate::backend::ops::{DistanceBias, RopeShape};
 use crate::quant;
 use crate::{Error, Result};
 
@@ -23,14 +25,18 @@ pub struct AttentionWeights {
     /// They have no rows where keys and values are another layer's.
     pub k: Linear,
     pub v: Linear,
+    /// Make the values, in the place of `v`, which has no rows then.
+    pub values: Option<Box<ValueExperts>>,
     /// The layer whose keys and values these are.
     pub shared_with: Option<usize>,
     /// Ones, over each head, if values are normalised.
     pub v_norm: Option<Vec<f32>>,
+    /// Ones, over each head's result, if it is normalised before its gate.
+    pub result_norm: Option<Vec<f32>>,
     /// Makes a gate of the heads' values, a number an element or a head, and its function.
     pub gate: Option<(Linear, ValueGate)>,
     /// RMSNorm before or after RoPE, over each head or, where it is as long as all of them, over a
-    /// token's heads together.
+    /// token's heads together, unless `Parts::qk_norm_by_head`.
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
     /// Queries and keys are rotated.
@@ -54,118 +60,171 @@ pub struct AttentionWeights {
 
 /// Multi-head latent attention (DeepSeek-V2, section 2.1.2 and appendix C).
 #[derive(Clone, Debug)]
-pub struct LatentWeights {
+pub struct LatentWeights<R: Residence = Host> {
     pub shape: LatentShape,
     /// Factor on the scores.
     pub scale: f32,
-    pub query: Query,
-    /// The compressed row and the key part that all heads turn: [rank + n_rot, n_embd].
-    pub kv_a: Linear,
-    pub kv_a_norm: Vec<f32>,
-    /// RMSNorm of the key part, before it turns.
-    pub k_norm: Option<Vec<f32>>,
+    pub query: Query<R>,
+    /// The layer whose rows it sees: its own number if it makes rows.
+    pub source: usize,
+    pub row: Option<LatentRow<R>>,
     /// Matrices that take a head's query to the compressed space: [rank, head_dim − n_rot] each.
-    pub k_b: HeadMatrices,
+    pub k_b: R::Heads,
     /// A head's values from the compressed space: [head_dim_v, rank] each.
-    pub v_b: HeadMatrices,
+    pub v_b: R::Heads,
     /// The last parts of queries and rows are rotated.
     pub rotates: bool,
     /// Queries and rows turn like those of layers that see part of a text.
     pub slides: bool,
     /// Numbers whose sigmoid multiplies the heads' values, one a head or an element.
-    pub gate: Option<Linear>,
+    pub gate: Option<R::Linear>,
     /// See [`AttentionWeights`].
-    pub sinks: Option<Vec<f32>>,
+    pub sinks: Option<R::Vector>,
     pub window: Option<usize>,
-    pub sees: Sees,
-    pub output: Linear,
+    pub sees: Sees<R>,
+    /// Makes the factors of heads' queries of [ln(position + 1), 1]: [n_head, 2].
+    pub head_factors: Option<R::Linear>,
+    pub output: R::Linear,
+}
+
+/// Makes a position's row.
+#[derive(Clone, Debug)]
+pub struct LatentRow<R: Residence = Host> {
+    /// The compressed row and the key part that all heads turn: [rank + n_rot, n_embd].
+    pub a: R::Linear,
+    pub norm: R::Vector,
+    /// RMSNorm of the key part, before it turns.
+    pub k_norm: Option<R::Vector>,
 }
 
 /// The positions that latent attention sees.
 #[derive(Clone, Debug)]
-pub enum Sees {
+pub enum Sees<R: Residence = Host> {
     All,
     /// Positions that the layer's indexer chooses.
-    Chosen(Box<Indexer>),
+    Chosen(Box<Indexer<R>>),
     /// Positions that the indexer before it has chosen.
     AsBefore,
 }
 
 /// Scores of positions: Σ over heads of weight · max(query · key, 0).
 #[derive(Clone, Debug)]
-pub struct Indexer {
-    /// Queries, from the compressed row of attention's: [n_heads · dim, rank].
-    pub q: Linear,
+pub struct Indexer<R: Residence = Host> {
+    /// Queries, from the compressed row of attention's or from the layer's input: [n_heads · dim,
+    /// rank or n_embd].
+    pub q: R::Linear,
+    /// LayerNorm of the layer's input, before `q`.
+    pub q_norm: Option<[R::Vector; 2]>,
+    /// See [`LatentWeights`].
+    pub head_factors: Option<R::Linear>,
     /// A position's key, after which LayerNorm comes.
-    pub k: Linear,
-    pub k_norm: [Vec<f32>; 2],
+    pub k: R::Linear,
+    pub k_norm: [R::Vector; 2],
     /// The heads' weights: [n_heads, n_embd].
-    pub weights: Linear,
-    pub pairing: RopePairing,
-    /// The first element of a head that rotates.
-    pub rope_offset: usize,
+    pub weights: R::Linear,
+    /// `None` in layers that do not rotate.
+    pub rope: Option<RopeShape>,
     /// Makes one key of several positions'.
-    pub pool: Option<KeyPool>,
-}
-
-impl Indexer {
-    pub fn rope_shape(&self) -> RopeShape {
-        let (head_dim, offset) = (self.k_norm[0].len(), self.rope_offset);
-        RopeShape { head_dim, offset, pairing: self.pairing }
-    }
+    pub pool: Option<KeyPool<R>>,
 }
 
 /// Makes a block's key of those of its positions: in each element their mean, weighed by the
 /// softmax of their scores.
 #[derive(Clone, Debug)]
-pub struct KeyPool {
+pub struct KeyPool<R: Residence = Host> {
     /// [dim, n_embd]
-    pub scores: Linear,
+    pub scores: R::Linear,
     /// Added to the scores, by a position's place in its block: [block, dim].
-    pub places: Vec<f32>,
+    pub places: R::Vector,
 }
 
 /// Scores of positions for each head of keys, query · key, or of blocks for all heads together, Σ
 /// over its own heads of max(query · mean of keys, 0).
 #[derive(Clone, Debug)]
-pub struct BlockIndexer {
+pub struct BlockIndexer<R: Residence = Host> {
     pub means: bool,
     /// [heads · dim, n_embd] and [dim, n_embd]
-    pub q: Linear,
-    pub k: Linear,
+    pub q: R::Linear,
+    pub k: R::Linear,
     /// RMSNorm of each head, and of each mean, before it turns.
-    pub q_norm: Vec<f32>,
-    pub k_norm: Vec<f32>,
+    pub q_norm: R::Vector,
+    pub k_norm: R::Vector,
 }
 
 #[derive(Clone, Debug)]
-pub enum Query {
-    Direct(Linear),
+pub enum Query<R: Residence = Host> {
+    Direct(R::Linear),
     /// Through a compressed row of its own.
     Compressed {
-        a: Linear,
-        norm: Vec<f32>,
-        b: Linear,
+        a: R::Linear,
+        norm: R::Vector,
+        b: R::Linear,
     },
 }
 
-impl Binder<'_> {
-    pub fn mixer(&self, l: usize) -> Result<Mixer> {
-        Ok(match self.hyper.recurrence_of(l) {
-            Some(Recurrence::Delta(shape)) => Mixer::Delta(self.delta(l, shape)?),
-            Some(Recurrence::Kda(shape)) => Mixer::Kda(self.kda(l, shape)?),
-            Some(Recurrence::ShortConv(shape)) => Mixer::ShortConv(self.short_conv(l, shape)?),
-            Some(Recurrence::Mamba(shape)) => Mixer::Mamba(self.mamba(l, shape)?),
-            Some(Recurrence::Mamba2(shape)) => Mixer::Mamba2(self.mamba2(l, shape)?),
-            Some(Recurrence::Lightning(shape)) => Mixer::Lightning(self.lightning(l, shape)?),
-            None => match self.descriptor.parts.mixer {
-                descriptor::Mixer::Attention => Mixer::Attention(self.attention("attn", l)?),
-                descriptor::Mixer::Latent => Mixer::Latent(self.latent(l)?),
-                descriptor::Mixer::Compressed => Mixer::Compressed(Box::new(self.compressed(l)?)),
-            },
-        })
+impl MixerWeights for AttentionWeights {
+    fn linears(&self) -> Vec<&Linear> {
+        let gate = self.gate.as_ref().map(|(gate, _)| gate);
+        let router = self.values.as_ref().map(|values| &values.router.logits);
+        let all = [&self.q, &self.k, &self.v, &self.output].into_iter();
+        all.chain(gate).chain(router).collect()
     }
 
+    fn other_macs(&self) -> usize {
+        self.values.as_ref().map_or(0, |values| values.k * values.shape.n_ff * values.shape.n_embd)
+    }
+
+    fn n_seen(&self) -> Option<usize> {
+        self.window.or(self.chunk)
+    }
+
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
+    fn has_kernels(&self) -> bool {
+        self.result_norm.is_none() && self.values.is_none()
+    }
+
+    /// Values are normalised without weights, and slopes are in no file.
+    fn unpacked_bytes(&self) -> usize {
+        let ones = self.v_norm.as_ref().map(Vec::len);
+        let slopes = self.bias.as_ref().map(|bias| bias.slopes().len());
+        // A gate's bias may be one a head in the file.
+        let gate = self.gate.as_ref().and_then(|(gate, _)| gate.bias.as_ref()).map(Vec::len);
+        [ones, slopes, gate].into_iter().flatten().map(vector_bytes).sum()
+    }
+}
+
+impl MixerWeights for LatentWeights {
+    fn linears(&self) -> Vec<&Linear> {
+        let query = match &self.query {
+            Query::Direct(q) => vec![q],
+            Query::Compressed { a, b, .. } => vec![a, b],
+        };
+        let row = self.row.as_ref().map(|row| &row.a);
+        query.into_iter().chain(row).chain([&self.output]).chain(&self.gate).collect()
+    }
+
+    fn other_macs(&self) -> usize {
+        self.k_b.macs() + self.v_b.macs()
+    }
+
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
+    fn unpacked_bytes(&self) -> usize {
+        let indexer = match &self.sees {
+            Sees::Chosen(indexer) => indexer.head_factors.as_ref(),
+            _ => None,
+        };
+        let factors = self.head_factors.iter().chain(indexer).map(|f| f.weight.own_bytes());
+        self.k_b.all.own_bytes() + factors.map(|n| n.next_multiple_of(256)).sum::<usize>()
+    }
+}
+
+impl Binder<'_> {
     /// The attention whose roles begin with `role`.
     pub fn attention(&self, role: &str, l: usize) -> Result<AttentionWeights> {
         let h = self.hyper;
@@ -181,7 +240,9 @@ impl Binder<'_> {
         let [n_head, n_head_kv] = h.heads_of(l);
         self.check_shared(shared_with, l)?;
         let [head_dim, head_dim_v] = h.head_dims(l);
-        let rows = [parts * n_head * head_dim, n_head_kv * head_dim, n_head_kv * head_dim_v];
+        let values = if is_own { self.value_experts(l, n_head_kv * head_dim_v)? } else { None };
+        let v_rows = if values.is_some() { 0 } else { n_head_kv * head_dim_v };
+        let rows = [parts * n_head * head_dim, n_head_kv * head_dim, v_rows];
         let [q, k, v] = self.queries_keys_values(role, l, rows, is_own)?;
         self.as_in_its_kind(&of("value_gate"), l)?;
         self.as_in_its_kind(&of("sinks"), l)?;
@@ -201,8 +262,10 @@ impl Binder<'_> {
             gated,
             k,
             v,
+            values,
             shared_with,
             v_norm: (self.descriptor.parts.normed_values && is_own).then(|| vec![1.0; head_dim_v]),
+            result_norm: self.descriptor.parts.normed_heads.then(|| vec![1.0; head_dim_v]),
             gate,
             rotates: h.kinds.rotates(l),
             slides: h.kinds.slides(l),
@@ -224,7 +287,8 @@ impl Binder<'_> {
         })
     }
 
-    /// The matrices of queries, keys and values, of so many rows; only of queries unless `is_own`.
+    /// The matrices of queries, keys and values, of so many rows, or none; only of queries unless
+    /// `is_own`.
     fn queries_keys_values(
         &self,
         role: &str,
@@ -234,17 +298,17 @@ impl Binder<'_> {
     ) -> Result<[Linear; 3]> {
         let n_embd = self.hyper.n_embd;
         let [q, k, v] = ["q", "k", "v"].map(|part| format!("{role}_{part}"));
+        let nothing = || Linear::plain(Matrix::of_values(&[], n_embd));
         if !is_own {
             // Some files have them all the same: they are not computed with.
             for part in [&k, &v, &format!("{role}_k_norm")] {
                 self.find(part, l)?;
             }
-            let nothing = || Linear::plain(Matrix::of_values(&[], n_embd));
             return Ok([self.linear(&q, l, rows[0], n_embd)?, nothing(), nothing()]);
         }
         let fused = format!("{role}_qkv_fused");
         if let Some(index) = self.find(&fused, l)? {
-            return self.rows_apart(&fused, l, index, rows);
+            return self.rows_apart(&fused, l, index, rows, n_embd);
         }
         // Values may be the keys, before these are normalised and rotated.
         let is_key = self.descriptor.parts.normed_values && self.find(&v, l)?.is_none();
@@ -255,7 +319,7 @@ impl Binder<'_> {
         Ok([
             self.linear(&q, l, rows[0], n_embd)?,
             self.linear(&k, l, rows[1], n_embd)?,
-            self.linear(v, l, rows[2], n_embd)?,
+            if rows[2] == 0 { nothing() } else { self.linear(v, l, rows[2], n_embd)? },
         ])
     }
 
@@ -291,28 +355,13 @@ impl Binder<'_> {
         let index = self.require(role, l)?;
         let rows = self.tensor(index).dims.get(1).copied().unwrap_or(1) as usize;
         let rows = if rows == n_head { n_head } else { n_head * dim };
-        self.linear(role, l, rows, self.hyper.n_embd)
-    }
-
-    /// Matrices of these numbers of rows that lie one behind the other in one tensor, and so do
-    /// their biases, if there are any.
-    fn rows_apart(
-        &self,
-        role: &str,
-        l: usize,
-        index: usize,
-        rows: [usize; 3],
-    ) -> Result<[Linear; 3]> {
-        let n_all = rows.iter().sum();
-        let all = self.matrix(index, n_all, self.hyper.n_embd)?;
-        let biases = self.optional_vector(&format!("{role}_bias"), l, n_all)?;
-        let scale = self.scales(role, l, 1)?.map_or(1.0, |scale| scale[0]);
-        let mut first = 0;
-        Ok(rows.map(|n| {
-            first += n;
-            let bias = biases.as_ref().map(|all| all[first - n..first].to_vec());
-            Linear::scaled(all.clone().rows_of(first - n, n), bias, scale)
-        }))
+        let mut gate = self.linear(role, l, rows, self.hyper.n_embd)?;
+        // A number a head, for each element of it.
+        if let Some(bias) = self.optional_vector(&format!("{role}_head_bias"), l, n_head)? {
+            let each = rows / n_head;
+            gate.bias = Some(bias.iter().flat_map(|b| std::iter::repeat_n(*b, each)).collect());
+        }
+        Ok(gate)
     }
 
     /// A norm as long as one head, or as all `n_heads` of a token.
@@ -325,6 +374,12 @@ impl Binder<'_> {
     ) -> Result<Option<Vec<f32>>> {
         let Some(index) = self.find(role, l)? else { return Ok(self.plain_head_norm(l)) };
         let all = n_heads * one;
+        if self.descriptor.parts.qk_norm_by_head {
+            // Written flat, or as a matrix.
+            let is_flat = self.tensor(index).dims.len() == 1;
+            let dims = if is_flat { &[all][..] } else { &[one, n_heads] };
+            return self.values(index, dims).map(Some);
+        }
         let given = self.tensor(index).dims.iter().product::<u64>() as usize;
         self.vector(index, if given == all { all } else { one }).map(Some)
     }
@@ -336,7 +391,7 @@ impl Binder<'_> {
         is_normed.then(|| vec![1.0; self.hyper.head_dim])
     }
 
-    fn latent(&self, l: usize) -> Result<LatentWeights> {
+    pub fn latent(&self, l: usize) -> Result<LatentWeights> {
         let h = self.hyper;
         let shape = h.latent_of(l);
         let LatentShape { n_head, head_dim, head_dim_v, rank, n_rot } = shape;
@@ -347,9 +402,15 @@ impl Binder<'_> {
             shape,
             scale: if is_own { 1.0 / (head_dim as f32).sqrt() } else { h.attention_scale },
             query,
-            kv_a: self.linear("attn_kv_a_mqa", l, rank + n_rot, h.n_embd)?,
-            kv_a_norm: self.vector(self.require("attn_kv_a_norm", l)?, rank)?,
-            k_norm: self.optional_vector("attn_k_norm", l, n_rot)?,
+            source: h.keys_of(l),
+            row: match h.keys_of(l) == l {
+                false => None,
+                true => Some(LatentRow {
+                    a: self.linear("attn_kv_a_mqa", l, rank + n_rot, h.n_embd)?,
+                    norm: self.vector(self.require("attn_kv_a_norm", l)?, rank)?,
+                    k_norm: self.optional_vector("attn_k_norm", l, n_rot)?,
+                }),
+            },
             k_b,
             v_b,
             rotates: h.kinds.rotates(l),
@@ -361,8 +422,20 @@ impl Binder<'_> {
             sinks: self.optional_vector("attn_sinks", l, n_head)?,
             window: h.kinds.window_of(l),
             sees: self.sees(l, q_rank)?,
+            head_factors: self.head_factors("attn_ssmax", l, n_head)?,
             output: self.linear("attn_output", l, h.n_embd, n_head * head_dim_v)?,
         })
+    }
+
+    /// A head's scale and bias are a row.
+    fn head_factors(&self, role: &str, l: usize, n_heads: usize) -> Result<Option<Linear>> {
+        if self.name(role, l).is_none() {
+            return Ok(None);
+        }
+        let vector = |role: &str| self.vector(self.require(role, l)?, n_heads);
+        let (scales, biases) = (vector(role)?, vector(&format!("{role}_bias"))?);
+        let rows: Vec<f32> = scales.into_iter().zip(biases).flat_map(<[f32; 2]>::from).collect();
+        Ok(Some(Linear::plain(Matrix::of_values(&rows, 2))))
     }
 
     /// The matrices of queries with `rows` elements, and the rank of a compressed row of theirs.
@@ -415,7 +488,8 @@ impl Binder<'_> {
         })))
     }
 
-    /// An indexer reads the compressed row of `rank` elements that queries are made of.
+    /// An indexer reads the compressed row of `rank` elements that queries are made of, or the
+    /// layer's input.
     fn sees(&self, l: usize, rank: usize) -> Result<Sees> {
         let (Some(params), Some(pairing)) = (&self.hyper.indexer, self.descriptor.parts.indexer)
         else {
@@ -425,16 +499,29 @@ impl Binder<'_> {
             let slides = self.hyper.kinds.slides(l);
             return Ok(if slides { Sees::All } else { Sees::AsBefore });
         }
-        self.require("attn_q_a", l)?;
         let (n_embd, dim) = (self.hyper.n_embd, params.dim);
         let vector = |role: &str| self.vector(self.require(role, l)?, dim);
+        let of_input = |role: &str| self.vector(self.require(role, l)?, n_embd);
+        let q_norm = match self.descriptor.parts.indexer_reads_input {
+            true => Some([of_input("indexer_q_norm")?, of_input("indexer_q_norm_bias")?]),
+            false => self.require("attn_q_a", l).map(|_| None)?,
+        };
+        let has_rotated_part = self.hyper.kinds.has_rotated_part(l);
         Ok(Sees::Chosen(Box::new(Indexer {
-            q: self.linear("indexer_q", l, params.n_heads * dim, rank)?,
+            q: {
+                let n_inputs = if q_norm.is_some() { n_embd } else { rank };
+                self.linear("indexer_q", l, params.n_heads * dim, n_inputs)?
+            },
+            q_norm,
+            head_factors: self.head_factors("indexer_ssmax", l, params.n_heads)?,
             k: self.linear("indexer_k", l, dim, n_embd)?,
             k_norm: [vector("indexer_k_norm")?, vector("indexer_k_norm_bias")?],
             weights: self.linear("indexer_weights", l, params.n_heads, n_embd)?,
-            pairing,
-            rope_offset: params.rope_offset,
+            rope: has_rotated_part.then_some(RopeShape {
+                head_dim: dim,
+                offset: params.rope_offset,
+                pairing,
+            }),
             pool: match params.block {
                 1 => None,
                 block => Some(KeyPool {

@@ -196,8 +196,48 @@ impl<'a> Binder<'a> {
         Ok(Linear::scaled(weight, bias, scale))
     }
 
+    /// Matrices of these numbers of rows that lie one behind the other in one tensor, and so do
+    /// their biases, if there are any.
+    pub fn rows_apart<const N: usize>(
+        &self,
+        role: &str,
+        l: usize,
+        index: usize,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[Linear; N]> {
+        let n_all = rows.iter().sum();
+        let all = self.matrix(index, n_all, cols)?;
+        let biases = self.optional_vector(&format!("{role}_bias"), l, n_all)?;
+        let scale = self.scales(role, l, 1)?.map_or(1.0, |scale| scale[0]);
+        let mut first = 0;
+        Ok(rows.map(|n| {
+            first += n;
+            let bias = biases.as_ref().map(|all| all[first - n..first].to_vec());
+            Linear::scaled(all.clone().rows_of(first - n, n), bias, scale)
+        }))
+    }
+
+    /// Two matrices of one input, in one tensor that plays `both` if the file has it.
+    pub fn pair(
+        &self,
+        both: &str,
+        roles: [&str; 2],
+        l: usize,
+        rows: [usize; 2],
+        cols: usize,
+    ) -> Result<[Linear; 2]> {
+        match self.find(both, l)? {
+            Some(index) => self.rows_apart(both, l, index, rows, cols),
+            None => Ok([
+                self.linear(roles[0], l, rows[0], cols)?,
+                self.linear(roles[1], l, rows[1], cols)?,
+            ]),
+        }
+    }
+
     /// Factors on the products of `n` matrices, where the file has them beside the matrices and the
-    /// architecture computes with them. NVFP4 files do.
+    /// architecture computes with them. NVFP4 and F8_E4M3 files do.
     pub fn scales(&self, role: &str, layer: usize, n: usize) -> Result<Option<Vec<f32>>> {
         let Some(index) = self.find(&format!("{role}_scale"), layer)? else { return Ok(None) };
         let scales = self.vector(index, n)?;
@@ -218,9 +258,41 @@ impl<'a> Binder<'a> {
         self.find(role, layer)?.map(|_| self.norm(role, layer)).transpose()
     }
 
+    /// A normalisation behind a part, if the architecture has one.
+    pub fn post_norm(&self, role: &str, layer: usize) -> Result<Option<Norm>> {
+        if self.descriptor.parts.residual != descriptor::Residual::Weighed {
+            return self.optional_norm(role, layer);
+        }
+        let n = self.hyper.n_embd;
+        Ok(Some(match self.find(role, layer)? {
+            None => {
+                let (kind, eps) = (descriptor::Norm::Rms, self.post_norm_eps()?);
+                Norm { kind, weight: vec![1.0; n], bias: Vec::new(), eps }
+            }
+            Some(index) => self.scaled_norm(index, n)?,
+        }))
+    }
+
+    /// A normalisation whose weights, `n` of them, come before it.
+    pub fn scaled_norm(&self, index: usize, n: usize) -> Result<Norm> {
+        let (weight, eps) = (self.vector(index, n)?, self.post_norm_eps()?);
+        Ok(Norm { kind: descriptor::Norm::ScaledRms, weight, bias: Vec::new(), eps })
+    }
+
+    fn post_norm_eps(&self) -> Result<f32> {
+        let key = self.descriptor.key("post_norm_epsilon");
+        match self.gguf.f32(&key)? {
+            Some(eps) if eps.is_finite() && eps > 0.0 => Ok(eps),
+            other => {
+                let got = other.map_or("nothing".into(), |eps| eps.to_string());
+                Err(Error::format(self.gguf.path(), key, "a positive number", got))
+            }
+        }
+    }
+
     /// A normalisation of the stream.
     pub fn norm(&self, role: &str, layer: usize) -> Result<Norm> {
-        let (n, kind) = (self.hyper.n_embd, self.hyper.norm);
+        let (n, kind, eps) = (self.hyper.n_embd, self.hyper.norm, self.hyper.norm_eps);
         // Norms behind parts take the place of those before them.
         let is_post = self.descriptor.parts.residual == descriptor::Residual::Post;
         let kind = match is_post && self.name(role, layer).is_none() {
@@ -228,15 +300,15 @@ impl<'a> Binder<'a> {
             false => kind,
         };
         if kind == descriptor::Norm::None {
-            return Ok(Norm { kind, weight: Vec::new(), bias: Vec::new() });
+            return Ok(Norm { kind, weight: Vec::new(), bias: Vec::new(), eps });
         }
         let weight = self.vector(self.require(role, layer)?, n)?;
         let bias = match kind {
-            descriptor::Norm::Rms | descriptor::Norm::None => vec![0.0; n],
             descriptor::Norm::Layer => self
                 .optional_vector(&format!("{role}_bias"), layer, n)?
                 .unwrap_or_else(|| vec![0.0; n]),
+            _ => vec![0.0; n],
         };
-        Ok(Norm { kind, weight, bias })
+        Ok(Norm { kind, weight, bias, eps })
     }
 }

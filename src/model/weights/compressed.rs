@@ -1,39 +1,58 @@
-//! Weights of attention to a window and to compressed rows (DeepSeek-V4).
+//! Weights of attention to a window and to compressed rows (DeepSeek-V4 and V4.1).
 
 use super::binder::Binder;
+use super::mixer::{MixerWeights, vector_bytes};
+use super::residence::{Host, Residence};
 use super::{HeadMatrices, Linear};
 use crate::Result;
 use crate::model::compressed::INDEXED;
 
 #[derive(Clone, Debug)]
-pub struct CompressedWeights {
+pub struct CompressedWeights<R: Residence = Host> {
     pub n_head: usize,
     /// Elements of a head of queries, and of a position's one row, which is key and value.
     pub head_dim: usize,
     pub n_rot: usize,
     pub window: usize,
     /// Queries through a row of low rank.
-    pub q_a: Linear,
-    pub q_a_norm: Vec<f32>,
-    pub q_b: Linear,
-    /// Ones, the weight of each head's norm.
-    pub ones: Vec<f32>,
-    pub row: Linear,
-    pub row_norm: Vec<f32>,
-    pub sinks: Vec<f32>,
+    pub q_a: R::Linear,
+    pub q_a_norm: R::Vector,
+    pub q_b: R::Linear,
+    /// Ones, the weight of each head's norm, if heads are normalised.
+    pub ones: Option<R::Vector>,
+    pub row: R::Linear,
+    pub row_norm: R::Vector,
+    pub sinks: R::Vector,
     /// A matrix a group of heads, and one for what these make.
-    pub output_a: HeadMatrices,
-    pub output_b: Linear,
+    pub output_a: R::Heads,
+    pub output_b: R::Linear,
     /// Turns as layers without compressed rows do.
     pub slides: bool,
-    pub compressor: Option<Compressor>,
-    pub indexer: Option<CompressedIndexer>,
+    /// Positions of a block; 0 in layers without compressed rows.
+    pub ratio: usize,
+    /// The layer whose compressed rows it sees.
+    pub source: usize,
+    /// Whether it sees those that the last indexer has chosen: its own, or one before it.
+    pub sees_chosen: bool,
+    /// Attention's and its indexer's, as far as there are any.
+    pub compressors: Vec<Compressor<R>>,
+    /// Makes keys of an indexer of attention's compressed rows.
+    pub keys: Option<RowKeys<R>>,
+    /// Chooses among compressed rows; `None` on devices in contexts where it sees all.
+    pub chooser: Option<Chooser<R>>,
+}
+
+/// Makes an indexer's key of a compressed row, before the row turns.
+#[derive(Clone, Debug)]
+pub struct RowKeys<R: Residence = Host> {
+    pub weight: R::Linear,
+    pub norm: R::Vector,
 }
 
 /// Makes one row of several positions' rows: in each element their mean, weighed by the softmax of
 /// their scores.
 #[derive(Clone, Debug)]
-pub struct Compressor {
+pub struct Compressor<R: Residence = Host> {
     /// Elements of a compressed row.
     pub dim: usize,
     /// Positions of a block.
@@ -41,17 +60,22 @@ pub struct Compressor {
     /// Rows have two halves: a compressed row is made of the first ones of the block before and of
     /// the second ones of its own.
     pub overlaps: bool,
-    pub values: Linear,
-    pub scores: Linear,
+    pub values: R::Linear,
+    /// A block of one position has no scores.
+    pub scores: Option<R::Linear>,
     /// Added to the scores, by a position's place in its block: [ratio, row].
-    pub places: Vec<f32>,
-    pub norm: Vec<f32>,
+    pub places: R::Vector,
+    pub norm: R::Vector,
 }
 
-impl Compressor {
+impl<R: Residence> Compressor<R> {
     /// Elements of a position's row.
     pub fn width(&self) -> usize {
         self.dim * (1 + usize::from(self.overlaps))
+    }
+
+    pub fn linears(&self) -> impl Iterator<Item = &R::Linear> {
+        std::iter::once(&self.values).chain(&self.scores)
     }
 
     /// Positions whose rows are remembered.
@@ -60,13 +84,35 @@ impl Compressor {
     }
 }
 
-/// Scores of compressed rows, by compressed keys of its own.
+/// The products of an indexer, which scores compressed rows by compressed keys of its own.
 #[derive(Clone, Debug)]
-pub struct CompressedIndexer {
+pub struct Chooser<R: Residence = Host> {
     /// From the row of low rank that queries are made of.
-    pub q: Linear,
-    pub weights: Linear,
-    pub compressor: Compressor,
+    pub q: R::Linear,
+    pub weights: R::Linear,
+}
+
+impl MixerWeights for CompressedWeights {
+    fn linears(&self) -> Vec<&Linear> {
+        let made = self.compressors.iter().flat_map(Compressor::linears);
+        let keys = self.keys.iter().map(|keys| &keys.weight);
+        let index = self.chooser.iter().flat_map(|chooser| [&chooser.q, &chooser.weights]);
+        let always = [&self.q_a, &self.q_b, &self.row, &self.output_b];
+        always.into_iter().chain(made).chain(keys).chain(index).collect()
+    }
+
+    fn has_kernels(&self) -> bool {
+        // Of layers that share compressed rows no heads are normalised.
+        self.ones.is_some()
+    }
+
+    fn other_macs(&self) -> usize {
+        self.output_a.macs()
+    }
+
+    fn unpacked_bytes(&self) -> usize {
+        self.ones.as_ref().map_or(0, |ones| vector_bytes(ones.len()))
+    }
 }
 
 impl Binder<'_> {
@@ -85,7 +131,23 @@ impl Binder<'_> {
             true => self.stack(output, rows, group_dim, groups)?,
             false => self.matrix(output, rows * groups, group_dim)?,
         };
+        let shares = self.descriptor.parts.shares_compressed;
+        let makes_rows = ratio > 0 && params.sources[l] == l;
         let index = h.indexer.as_ref().filter(|index| index.own[l]);
+        let mut compressors = Vec::new();
+        if makes_rows {
+            compressors.push(self.compressor("attn_compressor", l, ratio, head_dim)?);
+        }
+        if let Some(index) = index.filter(|_| !shares) {
+            compressors.push(self.compressor("indexer_compressor", l, ratio, index.dim)?);
+        }
+        let keys = match &h.indexer {
+            Some(index) if shares && makes_rows => Some(RowKeys {
+                weight: self.linear("indexer_k", l, index.dim, head_dim)?,
+                norm: vector("indexer_k_norm", index.dim)?,
+            }),
+            _ => None,
+        };
         Ok(CompressedWeights {
             n_head,
             head_dim,
@@ -94,23 +156,23 @@ impl Binder<'_> {
             q_a: self.linear("attn_q_a", l, rank, n_embd)?,
             q_a_norm: vector("attn_q_a_norm", rank)?,
             q_b: self.linear("attn_q_b", l, n_head * head_dim, rank)?,
-            ones: vec![1.0; head_dim],
+            ones: (!shares).then(|| vec![1.0; head_dim]),
             row: self.linear("attn_kv", l, head_dim, n_embd)?,
             row_norm: vector("attn_kv_a_norm", head_dim)?,
             sinks: vector("attn_sinks", n_head)?,
             output_a: HeadMatrices::stacked(all, groups),
             output_b: self.linear("attn_output_b", l, n_embd, groups * rows)?,
             slides: h.kinds.slides(l),
-            compressor: match ratio {
-                0 => None,
-                _ => Some(self.compressor("attn_compressor", l, ratio, head_dim)?),
-            },
-            indexer: match index {
+            ratio,
+            source: params.sources[l],
+            sees_chosen: index.is_some() || shares && ratio > 0,
+            compressors,
+            keys,
+            chooser: match index {
                 None => None,
-                Some(index) => Some(CompressedIndexer {
+                Some(index) => Some(Chooser {
                     q: self.linear("indexer_q", l, index.n_heads * index.dim, rank)?,
                     weights: self.linear("indexer_weights", l, index.n_heads, n_embd)?,
-                    compressor: self.compressor("indexer_compressor", l, ratio, index.dim)?,
                 }),
             },
         })
@@ -121,14 +183,17 @@ impl Binder<'_> {
         let width = dim * (1 + usize::from(overlaps));
         let linear =
             |part: &str| self.linear(&format!("{role}_{part}"), l, width, self.hyper.n_embd);
-        let places = self.require(&format!("{role}_ape"), l)?;
+        let places = match self.find(&format!("{role}_ape"), l)? {
+            Some(places) => self.values(places, &[width, ratio])?,
+            None => vec![0.0; width * ratio],
+        };
         Ok(Compressor {
             dim,
             ratio,
             overlaps,
             values: linear("kv")?,
-            scores: linear("gate")?,
-            places: self.values(places, &[width, ratio])?,
+            scores: if ratio > 1 { Some(linear("gate")?) } else { None },
+            places,
             norm: self.vector(self.require(&format!("{role}_norm"), l)?, dim)?,
         })
     }

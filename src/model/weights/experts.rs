@@ -94,8 +94,13 @@ impl Binder<'_> {
         Ok(OnlyScales { inner: self.inner_scales(l, 1, roles)?, outer })
     }
 
-    /// An expert that every token goes to.
+    /// An expert that every token goes to. In architectures without a tensor of its gate, up's has
+    /// both.
     pub fn only(&self, l: usize, roles: [&str; 3]) -> Result<(ExpertShape, LayerExperts)> {
+        if self.activation().is_gated() && self.name(roles[0], l).is_none() {
+            let gate_up = self.require(roles[1], l)?;
+            return self.fused_experts(l, 1, roles, gate_up, self.hyper.n_embd);
+        }
         self.experts(l, 1, roles, self.hyper.n_embd)
     }
 
@@ -113,7 +118,7 @@ impl Binder<'_> {
         };
         let Some(typed) = granules else {
             if let Some(gate_up) = self.fused_tensor(l) {
-                return self.fused_experts(l, n, gate_up, n_embd);
+                return self.fused_experts(l, n, ROUTED, gate_up, n_embd);
             }
             self.refuse_single_experts(l)?;
             return self.experts(l, n, ROUTED, n_embd);
@@ -145,10 +150,11 @@ impl Binder<'_> {
         &self,
         l: usize,
         n: usize,
+        roles: [&str; 3],
         gate_up: usize,
         n_embd: usize,
     ) -> Result<(ExpertShape, LayerExperts)> {
-        let down = self.require(ROUTED[2], l)?;
+        let down = self.require(roles[2], l)?;
         self.mark_used(gate_up);
         let n_ff = self.tensor(gate_up).dims.get(1).copied().unwrap_or(0) as usize / 2;
         self.check(gate_up, &[n_embd, 2 * n_ff, n])?;
@@ -163,7 +169,7 @@ impl Binder<'_> {
         let (gate, down, activation) = (Some(up), down_type, self.activation());
         let (limit, up_limit) = (0.0, 0.0);
         let shape = ExpertShape { gate, up, down, n_embd, n_ff, activation, limit, up_limit };
-        Ok((self.activated(l, ROUTED, shape)?, experts))
+        Ok((self.activated(l, roles, shape)?, experts))
     }
 
     /// Until April 2024 converters wrote a tensor an expert.

@@ -1,12 +1,13 @@
 //! Feed-forward parts: dense, routed, shared, and a dense branch beside the routed one.
 
+use super::super::adjugate::AdjugateParams;
 use super::super::descriptor;
 use super::super::granules;
-use super::super::hyper::AdjugateParams;
 use super::binder::Binder;
 use super::experts::{ADJUGATE, ADJUGATE_WIDTH, DENSE, DENSE_WIDTH, ROUTED, ROUTED_WIDTH};
 use super::experts::{SHARED, SHARED_WIDTH};
-use super::{Linear, Matrix, Norm};
+use super::residence::{Host, Residence};
+use super::{Matrix, Norm};
 use crate::backend::ops::{ExpertBiases, ExpertForm, ExpertScales, ExpertShape, Score};
 use crate::experts::LayerExperts;
 use crate::gguf::TensorType;
@@ -21,16 +22,16 @@ pub enum Gate {
 }
 
 #[derive(Clone, Debug)]
-pub struct Router {
-    pub logits: Linear,
+pub struct Router<R: Residence = Host> {
+    pub logits: R::Linear,
     /// Added to the probabilities to choose by (DeepSeek-V3, section 2.1.2).
-    pub choice_bias: Option<Vec<f32>>,
+    pub choice_bias: Option<R::Vector>,
     /// Normalises its input, instead of the experts' norm.
-    pub norm: Option<Norm>,
-    /// The experts of each token of the vocabulary, whatever the logits: [vocabulary, k].
-    pub fixed: Option<Vec<u32>>,
+    pub norm: Option<Norm<R>>,
+    /// The experts of each token of the vocabulary, whatever the logits: u32 [vocabulary, k].
+    pub fixed: Option<R::Ids>,
     /// Factors on the chosen experts' weights: [experts].
-    pub scales: Option<Vec<f32>>,
+    pub scales: Option<R::Vector>,
 }
 
 /// Factors of an expert that every token goes to: on its products of gate and up, and on its
@@ -41,13 +42,14 @@ pub struct OnlyScales {
     pub outer: f32,
 }
 
-/// Routed experts whose input and output are narrower than the stream: up · norm(Σ experts(down ·
-/// h)).
+/// Routed experts whose input and output are narrower than the stream: up · norm(Σ
+/// experts(input_norm(down · h))).
 #[derive(Clone, Debug)]
-pub struct Latent {
-    pub down: Linear,
-    pub norm: Option<Vec<f32>>,
-    pub up: Linear,
+pub struct Latent<R: Residence = Host> {
+    pub down: R::Linear,
+    pub input_norm: Option<R::Vector>,
+    pub norm: Option<R::Vector>,
+    pub up: R::Linear,
 }
 
 /// Small experts that see the sum of the routed ones, one for each group of these, chosen and
@@ -102,6 +104,8 @@ pub struct FfnWeights {
     pub post_norm: Option<Norm>,
     /// Normalises the experts' sum before a branch joins it.
     pub experts_norm: Option<Norm>,
+    /// Normalises each expert's result before the router's weight.
+    pub result_norm: Option<Norm>,
     /// Factor on what it adds to the stream, besides the model's.
     pub scale: f32,
     /// The router reads the stream before attention, as it is.
@@ -139,6 +143,8 @@ impl FfnWeights {
         !(self.weights_input && self.latent.is_some())
             && self.expert.activation.has_kernels()
             && self.sum_bias.is_none()
+            && self.result_norm.is_none()
+            && self.post_norm.as_ref().is_none_or(|norm| norm.kind != descriptor::Norm::ScaledRms)
     }
 
     /// Whether routed experts read other rows than the rest of it.
@@ -205,7 +211,9 @@ impl Binder<'_> {
             self.descriptor.parts.residual,
             descriptor::Residual::ParallelMoe | descriptor::Residual::Parallel
         );
-        let post_norm = self.optional_norm("ffn_post_norm", l)?;
+        let post_norm = self.post_norm("ffn_post_norm", l)?;
+        let result_norm = self.find("ffn_exps_norm", l)?;
+        let result_norm = result_norm.map(|index| self.scaled_norm(index, expert.n_embd));
         let sum = self.descriptor.parts.shared_sum;
         let scale = if shared.is_some() { sum.factor() } else { 1.0 };
         let ffn = FfnWeights {
@@ -225,6 +233,7 @@ impl Binder<'_> {
                 descriptor::Residual::NormedBranches => Some(self.norm("ffn_exps_post_norm", l)?),
                 _ => None,
             },
+            result_norm: result_norm.transpose()?,
             scale,
             routes_stream: self.descriptor.router.input == descriptor::RouterInput::Stream,
             weights_input: self.descriptor.parts.weights_before_experts,
@@ -255,8 +264,9 @@ impl Binder<'_> {
             branch: None,
             sees_before: self.descriptor.parts.residual == descriptor::Residual::Parallel,
             sum_bias: None,
-            post_norm: self.optional_norm("ffn_post_norm", l)?,
+            post_norm: self.post_norm("ffn_post_norm", l)?,
             experts_norm: None,
+            result_norm: None,
             scale: 1.0,
             routes_stream: false,
             weights_input: false,
@@ -299,6 +309,7 @@ impl Binder<'_> {
         let (rows, n_embd) = (width.map_or(own, |n| n as usize), self.hyper.n_embd);
         Ok(Some(Latent {
             down: self.linear("ffn_latent_down", l, rows, n_embd)?,
+            input_norm: self.optional_vector("ffn_latent_input_norm", l, rows)?,
             norm: self.optional_vector("ffn_latent_norm", l, rows)?,
             up: self.linear("ffn_latent_up", l, n_embd, rows)?,
         }))
@@ -331,12 +342,27 @@ impl Binder<'_> {
             (None, _) if self.find("ffn_gate_inp", l)?.is_none() => return Ok(None),
             _ => (),
         }
+        self.check_experts_of_layer(l, n)?;
         let logits = self.linear("ffn_gate_inp", l, n, self.hyper.n_embd)?;
         let scales = self.scales("ffn_down_exps", l, n)?;
         let fixed = self.fixed_experts(l, n)?;
-        let choice_bias = if fixed.is_some() { None } else { self.choice_bias(l, n)? };
+        let choice_bias =
+            if fixed.is_some() { None } else { self.choice_bias("exp_probs_b", l, n)? };
         let norm = self.own_router_norm(l)?;
         Ok(Some(Router { logits, choice_bias, norm, fixed, scales }))
+    }
+
+    /// Refuses a layer with fewer experts than others, as pruned models have.
+    fn check_experts_of_layer(&self, l: usize, n: usize) -> Result<()> {
+        let Some(index) = self.find("ffn_gate_inp", l)? else { return Ok(()) };
+        match self.tensor(index).dims[..] {
+            [_, own] if own != n as u64 => {
+                let key = self.descriptor.key("expert_count");
+                let expected = format!("{n} rows, as {key} is the number of experts in each layer");
+                Err(self.wrong(index, expected, own.to_string()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Experts of leading layers, `hash_layer_count` of them, for each token; `None` in others.
@@ -370,13 +396,13 @@ impl Binder<'_> {
         }
         let mut weight = self.vector(self.require("router_norm", l)?, n)?;
         weight.iter_mut().for_each(|w| *w /= (n as f32).sqrt());
-        Ok(Some(Norm { kind: descriptor::Norm::Rms, weight, bias: vec![0.0; n] }))
+        let (kind, eps) = (descriptor::Norm::Rms, self.hyper.norm_eps);
+        Ok(Some(Norm { kind, weight, bias: vec![0.0; n], eps }))
     }
 
     /// Published models with sigmoid gates all choose by a bias, where their architecture has it.
     /// An architecture that began with another gate says beside the bias that it is a later one.
-    fn choice_bias(&self, l: usize, n: usize) -> Result<Option<Vec<f32>>> {
-        let role = "exp_probs_b";
+    pub fn choice_bias(&self, role: &str, l: usize, n: usize) -> Result<Option<Vec<f32>>> {
         let router = &self.descriptor.router;
         let is_biased = router.choice_bias || self.hyper.routing.choice.score == Score::Sigmoid;
         let is_biased = is_biased || router.score == Score::SqrtSoftplus;

@@ -1,6 +1,7 @@
 //! Inputs of each layer's own (Gemma 4): a row of a second embedding and a projection of the first.
 
 use super::binder::Binder;
+use super::residence::{Host, Residence};
 use super::{Linear, Matrix, Norm};
 use crate::Result;
 
@@ -16,12 +17,12 @@ pub struct LayerInputs {
 
 /// A layer's part: x += norm(output · (gelu(gate · x) ⊙ input)).
 #[derive(Clone, Debug)]
-pub struct InputPart {
+pub struct InputPart<R: Residence = Host> {
     /// [layer_input, n_embd]
-    pub gate: Linear,
+    pub gate: R::Linear,
     /// [n_embd, layer_input]
-    pub output: Linear,
-    pub norm: Norm,
+    pub output: R::Linear,
+    pub norm: Norm<R>,
 }
 
 impl Binder<'_> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::Result;
 use crate::backend::ops::HeadMats;
 use crate::gguf::{Gguf, TensorType};
 use crate::simd::MatRef;
@@ -60,11 +61,32 @@ impl Matrix {
         is_one && (self.first_row, self.rows) == (other.first_row, other.rows)
     }
 
+    /// Multiply-adds of a row of inputs.
+    pub fn macs(&self) -> usize {
+        self.rows * self.cols
+    }
+
     /// Bytes beside the file.
     pub fn own_bytes(&self) -> usize {
         match &self.source {
             Source::File(_) => 0,
             Source::Own(bytes) => bytes.len(),
+        }
+    }
+
+    /// A row of a matrix that may lie in the file alone, from which it is then read to `room`.
+    pub fn read_row<'a>(
+        &'a self,
+        gguf: &'a Gguf,
+        row: usize,
+        room: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        assert!(row < self.rows);
+        let n = self.cols / self.ty.block_len() * self.ty.block_bytes();
+        let range = (self.first_row + row) * n..(self.first_row + row + 1) * n;
+        match &self.source {
+            Source::File(tensor) => gguf.read_bytes(&gguf.tensors()[*tensor], range, room),
+            Source::Own(bytes) => Ok(&bytes[range]),
         }
     }
 
@@ -120,6 +142,11 @@ impl HeadMatrices {
     pub fn stacked(all: Matrix, n_heads: usize) -> HeadMatrices {
         let rows = all.rows / n_heads;
         HeadMatrices { all, n_heads, rows, first: 0, step: rows }
+    }
+
+    /// Multiply-adds of a row of inputs a head.
+    pub fn macs(&self) -> usize {
+        self.n_heads * self.rows * self.all.cols
     }
 
     pub fn mats<'a>(&'a self, gguf: &'a Gguf) -> HeadMats<'a> {

@@ -11,76 +11,55 @@ mod experts;
 mod ffn;
 mod layer_inputs;
 mod matrix;
+mod mixer;
 mod next_token;
 mod ngrams;
 mod recurrent;
+mod residence;
 mod start;
 mod streams;
+mod values;
 
 use super::descriptor::{self, Descriptor};
 use super::hyper::HyperParams;
 use super::rope::{RopeFactors, RopeScaling};
 use crate::Result;
-use crate::backend::ops::{DEVICE_KEY_MAX, DEVICE_STATES_MAX};
 use crate::experts::LayerExperts;
 use crate::gguf::{Gguf, TensorType};
 use crate::model::weights::encoder::EncoderWeights;
 
-pub use attention::{AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentWeights, Query, Sees};
+pub use attention::{
+    AttentionWeights, BlockIndexer, Indexer, KeyPool, LatentRow, LatentWeights, Query, Sees,
+};
 pub(super) use binder::Binder;
 pub use classifier::Classifier;
-pub use compressed::{CompressedWeights, Compressor};
+pub use compressed::{Chooser, CompressedWeights, Compressor, RowKeys};
 pub use delta::{DeltaWeights, Gates};
 use ffn::Experts;
-pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, SharedExpert};
+pub use ffn::{Adjugate, DenseBranch, FfnWeights, Gate, Latent, OnlyScales, Router, SharedExpert};
 pub use layer_inputs::{InputPart, LayerInputs};
 pub use matrix::{HeadMatrices, Linear, Matrix};
+pub use mixer::{Mixer, MixerWeights};
+pub(crate) use mixer::{any_mixer, map_mixer};
 pub use next_token::NextTokenWeights;
-pub use ngrams::NgramWeights;
+pub use ngrams::{NgramConv, NgramWeights};
 pub use recurrent::{
-    KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, Projection, ShortConvWeights,
+    ConvWeights, KdaWeights, LightningWeights, Mamba2Weights, MambaWeights, Projection,
+    ShortConvWeights,
 };
+pub use residence::{Host, Residence};
 pub use start::StreamStart;
 pub use streams::{Connection, GatedConnection, Streams, SubLayer};
+pub use values::ValueExperts;
 
 /// A normalisation of the stream.
 #[derive(Clone, Debug)]
-pub struct Norm {
+pub struct Norm<R: Residence = Host> {
     pub kind: descriptor::Norm,
-    pub weight: Vec<f32>,
+    pub weight: R::Vector,
     /// Zeros where the kind has none.
-    pub bias: Vec<f32>,
-}
-
-/// The sequence mixer of a layer.
-#[derive(Clone, Debug)]
-pub enum Mixer {
-    /// The layer has a feed-forward part only.
-    None,
-    Attention(AttentionWeights),
-    Latent(LatentWeights),
-    Compressed(Box<CompressedWeights>),
-    Delta(DeltaWeights),
-    Kda(KdaWeights),
-    ShortConv(ShortConvWeights),
-    Mamba(MambaWeights),
-    Mamba2(Mamba2Weights),
-    Lightning(LightningWeights),
-}
-
-impl Mixer {
-    /// Whether devices have kernels for it.
-    fn has_kernels(&self) -> bool {
-        match self {
-            Mixer::None | Mixer::ShortConv(_) => true,
-            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::Compressed(_) => true,
-            Mixer::Delta(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
-            Mixer::Kda(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
-            Mixer::Mamba(w) => w.shape.n_states <= DEVICE_STATES_MAX,
-            Mixer::Mamba2(w) => w.shape.scan.k_dim <= DEVICE_KEY_MAX,
-            Mixer::Lightning(w) => w.shape.k_dim <= DEVICE_KEY_MAX,
-        }
-    }
+    pub bias: R::Vector,
+    pub eps: f32,
 }
 
 impl Layer {
@@ -88,7 +67,8 @@ impl Layer {
     pub fn has_kernels(&self) -> bool {
         let has_ffn = self.ffn.as_ref().is_none_or(FfnWeights::has_kernels);
         let has_streams = self.streams.iter().all(Streams::has_kernels);
-        self.mixer.has_kernels() && has_ffn && has_streams
+        let has_mixer = self.mixer.weights().is_none_or(|mixer| mixer.has_kernels());
+        has_mixer && has_ffn && has_streams
     }
 }
 
@@ -120,6 +100,13 @@ impl Layer {
     }
 }
 
+impl Layer {
+    /// The norm of a part's result, in an architecture all of whose parts have one.
+    pub fn norm_behind(&self, part: SubLayer) -> &Norm {
+        self.post(part).0.expect("a norm behind each part")
+    }
+}
+
 pub struct Weights {
     pub token_embd: Matrix,
     /// Present where embeddings are normalised.
@@ -132,6 +119,9 @@ pub struct Weights {
     /// How the output norm reads the residual streams.
     pub last_streams: Streams,
     pub rope_factors: RopeFactors,
+    /// Embeddings of the last tokens together: a row a hash. They are read from the file, one by
+    /// one, and are never all in memory.
+    pub ngram_table: Option<Matrix>,
     pub layers: Vec<Layer>,
     /// Weights besides the layers', in a model with an encoder.
     pub encoder: Option<EncoderWeights>,
@@ -153,6 +143,29 @@ impl Weights {
         }
     }
 
+    /// The experts that make a layer's values, if it has them.
+    pub fn values_of(&self, l: usize) -> Option<&ValueExperts> {
+        match &self.layers[l].mixer {
+            Mixer::Attention(attention) => attention.values.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The experts of a number in the tiers: [`HyperParams::tier_layer`].
+    pub fn in_tier(&self, hyper: &HyperParams, number: usize) -> Option<&LayerExperts> {
+        match hyper.layer_in_tier(number) {
+            (l, false) => self.routed[l].as_ref(),
+            (l, true) => self.values_of(l).map(|values| &values.experts),
+        }
+    }
+
+    /// The experts of all numbers in the tiers.
+    pub fn all_in_tier(&self, hyper: &HyperParams) -> Vec<Option<LayerExperts>> {
+        let n = self.routed.len();
+        let n = if hyper.routing.values.is_some() { 2 * n } else { n };
+        (0..n).map(|number| self.in_tier(hyper, number).copied()).collect()
+    }
+
     pub fn bind(gguf: &Gguf, descriptor: &Descriptor, hyper: &HyperParams) -> Result<Weights> {
         let b = Binder::new(gguf, descriptor, hyper)?;
         let embd = b.require("token_embd", 0)?;
@@ -160,9 +173,11 @@ impl Weights {
         let token_embd = b.matrix(embd, n_vocab, hyper.n_embd)?;
         let output = b.find("output", 0)?.map(|t| b.matrix(t, n_vocab, hyper.n_embd));
         let output = output.transpose()?;
-        // llama.cpp multiplies by the factor of an output of this type only.
-        let is_nvfp4 = output.as_ref().is_some_and(|output| output.ty == TensorType::NVFP4);
-        let scale = if is_nvfp4 { b.scales("output", 0, 1)? } else { None };
+        // llama.cpp before 0.8.0 multiplies by the factor of an output of NVFP4 only.
+        let is_scaled =
+            |output: &Matrix| [TensorType::NVFP4, TensorType::F8_E4M3].contains(&output.ty);
+        let scale =
+            if output.as_ref().is_some_and(is_scaled) { b.scales("output", 0, 1)? } else { None };
         let is_tied = output.is_none() && descriptor.parts.scale_tied_output;
         let tied_divisor = if is_tied { (hyper.n_embd as f32).sqrt() } else { 1.0 };
         let output = output.unwrap_or_else(|| token_embd.clone());
@@ -190,6 +205,7 @@ impl Weights {
                 short: b.optional_vector("rope_factors_short", 0, n_pairs)?,
                 long: b.optional_vector("rope_factors_long", 0, n_pairs)?,
             },
+            ngram_table: b.ngram_table()?,
             layers: Vec::new(),
             encoder: EncoderWeights::bind(&b)?,
             classifier: Classifier::bind(&b)?,
@@ -204,8 +220,8 @@ impl Weights {
             };
             weights.layers.push(Layer {
                 norm: b.norm("attn_norm", l)?,
-                mixer: if hyper.mixes(l) { b.mixer(l)? } else { Mixer::None },
-                post_norm: b.optional_norm("attn_post_norm", l)?,
+                mixer: b.mixer(l)?,
+                post_norm: b.post_norm("attn_post_norm", l)?,
                 ffn,
                 input: b.input_part(l)?,
                 scale: b.optional_vector("layer_scale", l, 1)?.map_or(1.0, |scale| scale[0]),
@@ -227,11 +243,18 @@ impl Weights {
         ffns.any(|ffn| matches!(&ffn.gate, Gate::Router(router) if router.fixed.is_some()))
     }
 
+    /// The tensor that is the table of n-grams.
+    pub fn ngram_tensor(&self) -> Option<usize> {
+        self.ngram_table.as_ref().and_then(Matrix::place).map(|(tensor, _)| tensor)
+    }
+
     /// Bytes of all routed experts, and of everything else in the file's tensors.
     pub fn expert_and_dense_bytes(&self, gguf: &Gguf) -> (u64, u64) {
         let of_layer = |l: &LayerExperts| l.n_experts as u64 * l.expert_bytes() as u64;
-        let experts = self.routed.iter().flatten().map(of_layer).sum();
-        let routed = self.routed.iter().flatten().flat_map(LayerExperts::tensors);
+        let values = (0..self.layers.len()).filter_map(|l| self.values_of(l)).map(|v| &v.experts);
+        let all = || self.routed.iter().flatten().chain(values.clone());
+        let experts = all().map(of_layer).sum();
+        let routed = all().flat_map(LayerExperts::tensors);
         let routed: u64 = routed.map(|tensor| gguf.tensors()[tensor].n_bytes).sum();
         let all: u64 = gguf.tensors().iter().map(|t| t.n_bytes).sum();
         (experts, all - routed)

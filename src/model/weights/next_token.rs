@@ -2,7 +2,7 @@
 //! (DeepSeek-V3, section 2.2).
 
 use super::binder::Binder;
-use super::{Layer, Linear, Norm, Streams, Weights};
+use super::{Layer, Linear, Mixer, Norm, Streams, Weights};
 use crate::Result;
 use crate::gguf::Gguf;
 use crate::model::descriptor::Descriptor;
@@ -57,7 +57,7 @@ impl NextTokenWeights {
         let layer = Layer {
             input: None,
             norm: b.norm("attn_norm", l)?,
-            mixer: b.mixer(l)?,
+            mixer: alone(b.mixer(l)?),
             post_norm: b.optional_norm("attn_post_norm", l)?,
             ffn: Some(ffn),
             scale: 1.0,
@@ -73,6 +73,7 @@ impl NextTokenWeights {
             logit_divisor: shared.logit_divisor,
             last_streams: Streams::One,
             rope_factors: shared.rope_factors.clone(),
+            ngram_table: None,
             layers: vec![layer],
             encoder: None,
             classifier: None,
@@ -88,4 +89,12 @@ impl NextTokenWeights {
             weights,
         }))
     }
+}
+
+/// The mixer of a layer that is alone in its cache.
+fn alone(mut mixer: Mixer) -> Mixer {
+    if let Mixer::Latent(latent) = &mut mixer {
+        latent.source = 0;
+    }
+    mixer
 }

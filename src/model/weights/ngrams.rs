@@ -1,48 +1,69 @@
-//! Embeddings of the last tokens together, which join the residual streams (Qwen3.8).
+//! Embeddings of the last tokens together, which join the residual streams (Qwen3.8,
+//! DeepSeek-V4.1).
 
+use super::Matrix;
 use super::binder::Binder;
 use super::recurrent::ConvWeights;
-use super::{Linear, Matrix};
-use crate::model::ngrams::{END, NgramParams};
+use super::residence::{Host, Residence};
+use crate::model::ngrams::{END, NgramParams, TokenNumbers};
 use crate::{Error, Result};
 
 /// With e the table's rows of a token, and norms of each stream by itself: a stream gets v = value
-/// · e times a gate that norm(key · e) and norm(stream) make, and a convolution of norm(gate · v).
+/// · e times a gate that norm(key · e) and norm(stream) make, and a convolution of norm(gate · v),
+/// if there is one.
 #[derive(Clone, Debug)]
-pub struct NgramWeights {
+pub struct NgramWeights<R: Residence = Host> {
     pub params: NgramParams,
-    pub table: Matrix,
-    /// [n · n_embd, n_embd] and [n_embd, n_embd].
-    pub key: Linear,
-    pub value: Linear,
+    /// [n · n_embd, width] and [n_embd, width].
+    pub key: R::Linear,
+    pub value: R::Linear,
     /// [n, n_embd] each.
-    pub key_norm: Vec<f32>,
-    pub query_norm: Vec<f32>,
-    pub conv_norm: Vec<f32>,
-    pub conv: ConvWeights,
+    pub key_norm: R::Vector,
+    pub query_norm: R::Vector,
+    pub conv: Option<NgramConv<R>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct NgramConv<R: Residence = Host> {
+    /// [n, n_embd]
+    pub norm: R::Vector,
+    pub form: R::Conv,
 }
 
 impl Binder<'_> {
     /// `None` for a layer without.
     pub fn ngrams(&self, l: usize) -> Result<Option<Box<NgramWeights>>> {
-        let Some(params) = self.hyper.ngrams.as_ref().filter(|params| params.layer == l) else {
-            return Ok(None);
+        let Some(params) = self.hyper.ngrams_of(l) else { return Ok(None) };
+        let (n_embd, width, channels) = (self.hyper.n_embd, params.width(), params.channels);
+        let both = ["ngram_key", "ngram_value"];
+        let [key, value] = self.pair("ngram_key_value", both, l, [channels, n_embd], width)?;
+        // Of weights of the product alone, one side has ones.
+        let query_norm = match self.name("ngram_query_norm", l) {
+            Some(_) => self.stream_norm("ngram_query_norm", l)?,
+            None => vec![1.0; channels],
         };
-        let (n_embd, channels) = (self.hyper.n_embd, params.channels);
+        let conv = match params.n_taps {
+            0 => None,
+            _ => Some(NgramConv {
+                norm: self.stream_norm("ngram_conv_norm", l)?,
+                form: self.ngram_conv(params, l)?,
+            }),
+        };
         Ok(Some(Box::new(NgramWeights {
             params: params.clone(),
-            table: self.ngram_table(params)?,
-            key: self.linear("ngram_key", l, channels, n_embd)?,
-            value: self.linear("ngram_value", l, n_embd, n_embd)?,
+            key,
+            value,
             key_norm: self.stream_norm("ngram_key_norm", l)?,
-            query_norm: self.stream_norm("ngram_query_norm", l)?,
-            conv_norm: self.stream_norm("ngram_conv_norm", l)?,
-            conv: self.ngram_conv(params, l)?,
+            query_norm,
+            conv,
         })))
     }
 
-    /// The table, which may have more rows than hashes name. States keep ids as f32.
-    fn ngram_table(&self, params: &NgramParams) -> Result<Matrix> {
+    /// The table, which may have more rows than hashes name; `None` in a model without. States
+    /// keep ids as f32.
+    pub fn ngram_table(&self) -> Result<Option<Matrix>> {
+        let all = &self.hyper.ngrams;
+        let Some(params) = all.first() else { return Ok(None) };
         const MOST_IDS: u64 = 1 << f32::MANTISSA_DIGITS;
         let embedding = self.require("token_embd", 0)?;
         let n_vocab = self.tensor(embedding).dims.get(1).copied().unwrap_or(0);
@@ -50,17 +71,20 @@ impl Binder<'_> {
             let expected = format!("fewer than {MOST_IDS} rows");
             return Err(self.wrong(embedding, expected, n_vocab.to_string()));
         }
-        if u64::from(params.end) >= n_vocab {
+        if let TokenNumbers::Ids { end } = params.numbers
+            && u64::from(end) >= n_vocab
+        {
             let (key, expected) = (self.descriptor.key(END), format!("an id below {n_vocab}"));
-            return Err(Error::format(self.gguf.path(), key, expected, params.end.to_string()));
+            return Err(Error::format(self.gguf.path(), key, expected, end.to_string()));
         }
         let index = self.require("ngram_table", 0)?;
         let given = self.tensor(index).dims.get(1).copied().unwrap_or(1);
-        if given < params.n_rows() {
-            let expected = format!("{} rows, as of ple.head_vocab_sizes", params.n_rows());
+        let n_rows = all.iter().map(NgramParams::n_rows).max().unwrap_or(0);
+        if given < n_rows {
+            let expected = format!("{n_rows} rows, as of ple.head_vocab_sizes");
             return Err(self.wrong(index, expected, given.to_string()));
         }
-        self.matrix(index, given as usize, params.dim)
+        self.matrix(index, given as usize, params.dim).map(Some)
     }
 
     /// The taps with zeros between them.

@@ -2,8 +2,13 @@
 
 use super::Linear;
 use super::binder::Binder;
+use super::delta::delta_macs;
+use super::mixer::{MixerWeights, vector_bytes};
+use super::residence::{Host, Residence};
 use crate::Result;
-use crate::backend::ops::{ConvShape, DeltaShape, ScanShape, ShortConv};
+use crate::backend::ops::{
+    ConvShape, DEVICE_KEY_MAX, DEVICE_STATES_MAX, DeltaShape, ScanShape, ShortConv,
+};
 use crate::model::recurrent::{Mamba2Shape, MambaShape};
 
 /// A convolution's weights.
@@ -22,61 +27,65 @@ impl ConvWeights {
         let ConvWeights { shape, silu, .. } = *self;
         ShortConv { shape, weight: &self.weight, bias: self.bias.as_deref(), silu }
     }
+
+    fn macs(&self) -> usize {
+        self.shape.channels * self.shape.kernel
+    }
 }
 
 /// output · (c ⊙ conv(b ⊙ x)), with [b, c, x] = input · h.
 #[derive(Clone, Debug)]
-pub struct ShortConvWeights {
-    pub input: Linear,
-    pub conv: ConvWeights,
-    pub output: Linear,
+pub struct ShortConvWeights<R: Residence = Host> {
+    pub input: R::Linear,
+    pub conv: R::Conv,
+    pub output: R::Linear,
 }
 
 /// A selective scan: [x, gate] = input · h; x is convolved; [steps, inputs, outputs] = scan · x.
 #[derive(Clone, Debug)]
-pub struct MambaWeights {
+pub struct MambaWeights<R: Residence = Host> {
     pub shape: MambaShape,
-    pub input: Linear,
-    pub conv: ConvWeights,
-    pub scan: Linear,
+    pub input: R::Linear,
+    pub conv: R::Conv,
+    pub scan: R::Linear,
     /// Norms of what steps are made of, of inputs and of outputs.
-    pub norms: [Vec<f32>; 3],
+    pub norms: [R::Vector; 3],
     /// With a bias.
-    pub steps: Linear,
+    pub steps: R::Linear,
     /// [states, channels]
-    pub log_decay: Vec<f32>,
+    pub log_decay: R::Vector,
     /// [channels]
-    pub skip: Vec<f32>,
-    pub output: Linear,
+    pub skip: R::Vector,
+    pub output: R::Linear,
 }
 
 /// A scan with one decay a head: [gate, x, inputs, outputs, steps] = input · h, of which those
 /// between gate and steps are convolved.
 #[derive(Clone, Debug)]
-pub struct Mamba2Weights {
+pub struct Mamba2Weights<R: Residence = Host> {
     pub shape: Mamba2Shape,
-    pub input: Linear,
-    pub conv: ConvWeights,
+    pub input: R::Linear,
+    pub conv: R::Conv,
     /// [n_heads] each.
-    pub step_bias: Vec<f32>,
-    pub log_decay: Vec<f32>,
-    pub skip: Vec<f32>,
+    pub step_bias: R::Vector,
+    pub log_decay: R::Vector,
+    pub skip: R::Vector,
     /// RMSNorm of each group's values.
-    pub norm: Vec<f32>,
-    pub output: Linear,
+    pub norm: R::Vector,
+    pub output: R::Linear,
 }
 
 /// Linear attention with a fixed decay: silu(qkv · h) has q, k and v of one head after the other.
 #[derive(Clone, Debug)]
-pub struct LightningWeights {
+pub struct LightningWeights<R: Residence = Host> {
     pub shape: ScanShape,
-    pub qkv: Linear,
+    pub qkv: R::Linear,
     /// [n_heads]
-    pub log_decay: Vec<f32>,
+    pub log_decay: R::Vector,
     /// RMSNorm over all heads.
-    pub norm: Vec<f32>,
-    pub gate: Linear,
-    pub output: Linear,
+    pub norm: R::Vector,
+    pub gate: R::Linear,
+    pub output: R::Linear,
 }
 
 impl LightningWeights {
@@ -86,29 +95,105 @@ impl LightningWeights {
 
 /// A matrix, or one in two parts: second · (first · x).
 #[derive(Clone, Debug)]
-pub struct Projection {
-    pub first: Linear,
-    pub second: Option<Linear>,
+pub struct Projection<R: Residence = Host> {
+    pub first: R::Linear,
+    pub second: Option<R::Linear>,
 }
 
 /// A gated delta rule with a decay for each element of a key.
 #[derive(Clone, Debug)]
-pub struct KdaWeights {
+pub struct KdaWeights<R: Residence = Host> {
     pub shape: DeltaShape,
     /// q, k and v.
-    pub qkv: [Linear; 3],
-    pub conv: ConvWeights,
-    pub decay: Projection,
-    pub beta: Linear,
+    pub qkv: [R::Linear; 3],
+    pub conv: R::Conv,
+    pub decay: Projection<R>,
+    pub beta: R::Linear,
     /// log decay = a · softplus(decay + dt), or bound · sigmoid(a · (decay + dt)) if there is a
     /// bound: [n_heads] and [n_heads, k_dim].
-    pub a: Vec<f32>,
-    pub dt: Vec<f32>,
+    pub a: R::Vector,
+    pub dt: R::Vector,
     pub bound: Option<f32>,
-    pub gate: Projection,
+    pub gate: Projection<R>,
     /// RMSNorm over each head.
-    pub norm: Vec<f32>,
-    pub output: Linear,
+    pub norm: R::Vector,
+    pub output: R::Linear,
+}
+
+impl MixerWeights for ShortConvWeights {
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.input, &self.output]
+    }
+
+    fn other_macs(&self) -> usize {
+        self.conv.macs()
+    }
+}
+
+impl MixerWeights for MambaWeights {
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.input, &self.scan, &self.steps, &self.output]
+    }
+
+    fn other_macs(&self) -> usize {
+        self.conv.macs() + 2 * self.shape.n_states * self.shape.conv.channels
+    }
+
+    fn has_kernels(&self) -> bool {
+        self.shape.n_states <= DEVICE_STATES_MAX
+    }
+}
+
+impl MixerWeights for Mamba2Weights {
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.input, &self.output]
+    }
+
+    fn other_macs(&self) -> usize {
+        self.conv.macs() + 2 * self.shape.scan.n_state()
+    }
+
+    fn has_kernels(&self) -> bool {
+        self.shape.scan.k_dim <= DEVICE_KEY_MAX
+    }
+}
+
+impl MixerWeights for LightningWeights {
+    fn linears(&self) -> Vec<&Linear> {
+        vec![&self.qkv, &self.gate, &self.output]
+    }
+
+    fn other_macs(&self) -> usize {
+        2 * self.shape.n_state()
+    }
+
+    fn has_kernels(&self) -> bool {
+        self.shape.k_dim <= DEVICE_KEY_MAX
+    }
+
+    /// Decays are in no file.
+    fn unpacked_bytes(&self) -> usize {
+        vector_bytes(self.log_decay.len())
+    }
+}
+
+impl MixerWeights for KdaWeights {
+    fn linears(&self) -> Vec<&Linear> {
+        let projections = self.decay.parts().chain(self.gate.parts());
+        self.qkv.iter().chain(projections).chain([&self.beta, &self.output]).collect()
+    }
+
+    fn other_macs(&self) -> usize {
+        delta_macs(self.shape)
+    }
+
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
+    fn has_kernels(&self) -> bool {
+        self.shape.k_dim <= DEVICE_KEY_MAX
+    }
 }
 
 impl Binder<'_> {
@@ -231,8 +316,8 @@ impl Binder<'_> {
     }
 }
 
-impl Projection {
-    pub fn parts(&self) -> impl Iterator<Item = &Linear> {
+impl<R: Residence> Projection<R> {
+    pub fn parts(&self) -> impl Iterator<Item = &R::Linear> {
         std::iter::once(&self.first).chain(&self.second)
     }
 }

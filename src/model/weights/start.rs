@@ -2,6 +2,7 @@
 
 use super::{Binder, Norm};
 use crate::Result;
+use crate::model::descriptor;
 
 /// x = norm(x + kind)
 pub struct StreamStart {
@@ -13,10 +14,15 @@ pub struct StreamStart {
 impl StreamStart {
     /// `None` where the architecture has no such norm.
     pub(crate) fn bind(b: &Binder) -> Result<Option<StreamStart>> {
+        let n = b.hyper.n_embd;
+        if b.descriptor.parts.normed_embeddings {
+            let (kind, eps) = (descriptor::Norm::Rms, b.hyper.norm_eps);
+            let norm = Norm { kind, weight: vec![1.0; n], bias: Vec::new(), eps };
+            return Ok(Some(StreamStart { kind: None, norm }));
+        }
         if b.name("token_embd_norm", 0).is_none() {
             return Ok(None);
         }
-        let n = b.hyper.n_embd;
         let kind = match b.find("token_types", 0)? {
             None => None,
             Some(index) => {

@@ -1,7 +1,7 @@
 //! Residual streams other than one that all parts add to.
 
-use super::Linear;
 use super::binder::Binder;
+use super::residence::{Host, Residence};
 use crate::Result;
 use crate::backend::ops::{DEVICE_STREAMS_MAX, Mixing};
 use crate::model::descriptor::Residual;
@@ -16,29 +16,33 @@ pub enum SubLayer {
 
 /// How a part reads the streams of a token and feeds them.
 #[derive(Clone, Debug)]
-pub enum Streams {
+pub enum Streams<R: Residence = Host> {
     /// There is one, to which it adds.
     One,
+    /// There is one, to which it adds with a factor on each.
+    Averaged { stream: f32, part: f32 },
+    /// There is one, to which it adds with a factor on each element of both.
+    Weighed { stream: R::Vector, part: R::Vector },
     /// Several, which it reads and feeds by weights that the streams themselves make.
-    Hyper(Box<Connection>),
+    Hyper(Box<Connection<R>>),
     /// Several, of which it reads the mean of what gates leave, and which it feeds by weights.
-    Gated(Box<GatedConnection>),
+    Gated(Box<GatedConnection<R>>),
     /// Several, whose mean the output norm reads.
     Mean,
+    /// Several, which the output norm reads by weights that the last part has made.
+    Lagging,
     /// The present one and some that layers have left behind, scored by this vector; it adds to the
     /// present one.
-    Kept(Vec<f32>),
+    Kept(R::Vector),
 }
 
 /// Weights of a hyper-connection.
 #[derive(Clone, Debug)]
-pub struct Connection {
+pub struct Connection<R: Residence = Host> {
     /// From the normalised streams, one behind the other, to mixes.
-    pub mixes: Linear,
-    pub scales: Vec<f32>,
-    pub bases: Vec<f32>,
-    /// Ones, the weight of the streams' norm.
-    pub ones: Vec<f32>,
+    pub mixes: R::Linear,
+    pub scales: R::Vector,
+    pub bases: R::Vector,
     pub params: StreamParams,
 }
 
@@ -46,25 +50,37 @@ pub struct Connection {
 /// one behind the other, gates are σ(up · silu(down · z / n)), and what is added to a stream has
 /// the weight 2 · σ(inject · z / n).
 #[derive(Clone, Debug)]
-pub struct GatedConnection {
+pub struct GatedConnection<R: Residence = Host> {
     pub n: usize,
     /// One of each stream: [n, n_embd].
-    pub norm: Vec<f32>,
+    pub norm: R::Vector,
     /// [rank, n · n_embd] and back.
-    pub down: Linear,
-    pub up: Linear,
+    pub down: R::Linear,
+    pub up: R::Linear,
     /// [n, n · n_embd]; the head adds nothing.
-    pub inject: Option<Linear>,
+    pub inject: Option<R::Linear>,
 }
 
 impl Streams {
     /// Whether devices have kernels for it.
     pub fn has_kernels(&self) -> bool {
         match self {
-            Streams::One | Streams::Mean | Streams::Kept(_) => true,
-            Streams::Hyper(connection) => connection.params.n <= DEVICE_STREAMS_MAX,
+            Streams::One | Streams::Averaged { .. } | Streams::Mean | Streams::Kept(_) => true,
+            Streams::Weighed { .. } | Streams::Lagging => false,
+            Streams::Hyper(connection) => {
+                connection.params.n <= DEVICE_STREAMS_MAX && !connection.params.lags
+            }
             Streams::Gated(connection) => connection.n <= DEVICE_STREAMS_MAX,
         }
+    }
+}
+
+impl Streams {
+    /// The factors of the part with this number, the embedding being number 1.
+    fn averaged(i: usize) -> Streams {
+        let i = i as f64;
+        let (stream, part) = (((i - 1.0) / i).sqrt() as f32, (1.0 / i.sqrt()) as f32);
+        Streams::Averaged { stream, part }
     }
 }
 
@@ -79,7 +95,17 @@ impl Binder<'_> {
     /// How the parts of a layer read and feed the streams.
     pub fn streams(&self, l: usize) -> Result<[Streams; 2]> {
         let of = |part: &str| match self.descriptor.parts.residual {
-            Residual::Hyper | Residual::HyperMixed => self.connection(&format!("hc_{part}"), l),
+            Residual::Weighed => {
+                let vector = |which: &str| {
+                    let index = self.require(&format!("{part}_resid_{which}"), l)?;
+                    self.vector(index, self.hyper.n_embd)
+                };
+                Ok(Streams::Weighed { stream: vector("alpha")?, part: vector("beta")? })
+            }
+            Residual::Averaged => Ok(Streams::averaged(2 * (l + 1) + usize::from(part == "ffn"))),
+            Residual::Hyper | Residual::HyperMixed | Residual::HyperLagging => {
+                self.connection(&format!("hc_{part}"), l)
+            }
             Residual::HyperGated => self.gated_connection(&format!("hc_{part}"), l),
             Residual::Kept if self.hyper.kept_every > 0 => {
                 let role = format!("{part}_res_score");
@@ -94,6 +120,7 @@ impl Binder<'_> {
     /// How the output norm reads the streams.
     pub fn last_streams(&self) -> Result<Streams> {
         match self.descriptor.parts.residual {
+            Residual::HyperLagging => Ok(Streams::Lagging),
             Residual::Hyper | Residual::HyperMixed
                 if !self.descriptor.tensors.contains_key("hc_head_fn") =>
             {
@@ -113,13 +140,21 @@ impl Binder<'_> {
         let Some(params) = self.hyper.streams else { return Ok(Streams::One) };
         let (n, n_embd, rank) = (params.n, self.hyper.n_embd, params.gate_rank);
         let of = |part: &str| format!("{role}_{part}");
-        let feeds = self.name(&of("inject"), l).is_some();
+        let (down, inject) = (of("down"), of("inject"));
+        let (down, inject) = match self.name(&inject, l) {
+            None => (self.linear(&down, l, rank, n * n_embd)?, None),
+            Some(_) => {
+                let (both, roles) = (of("down_inject"), [&*down, &*inject]);
+                let [down, inject] = self.pair(&both, roles, l, [rank, n], n * n_embd)?;
+                (down, Some(inject))
+            }
+        };
         Ok(Streams::Gated(Box::new(GatedConnection {
             n,
             norm: self.stream_norm(&of("norm"), l)?,
-            down: self.linear(&of("down"), l, rank, n * n_embd)?,
+            down,
             up: self.linear(&of("up"), l, n * n_embd, rank)?,
-            inject: feeds.then(|| self.linear(&of("inject"), l, n, n * n_embd)).transpose()?,
+            inject,
         })))
     }
 
@@ -147,7 +182,6 @@ impl Binder<'_> {
             mixes: self.linear(&format!("{role}_fn"), l, n_mixes, width)?,
             scales: vector("factor", n_scales)?,
             bases: vector("base", n_mixes)?,
-            ones: vec![1.0; width],
             params,
         })))
     }

@@ -59,7 +59,7 @@ mod tests {
 
     /// Whether each event of a pass of `n` texts is for all.
     fn pass(attention: &mut Attention, n: u32, phase: Phase) -> Vec<bool> {
-        let start = |request| Event::IterationStart { request, phase, embedding: &[] };
+        let start = |request| Event::IterationStart { request, phase, token: None, embedding: &[] };
         let end = |request| Event::IterationEnd { request, phase, timing: Timing::default() };
         let events = (0..n).map(start).chain((0..n).map(end));
         let observe = |event| {
@@ -90,7 +90,12 @@ mod tests {
     fn texts_begin_and_end_for_all() {
         let mut attention = Attention::again();
         for _ in 0..3 {
-            let start = Event::IterationStart { request: 0, phase: Phase::Decode, embedding: &[] };
+            let start = Event::IterationStart {
+                request: 0,
+                phase: Phase::Decode,
+                token: None,
+                embedding: &[],
+            };
             attention.observe(&start);
             assert!(!attention.is_general());
             attention.observe(&Event::RequestEnd { request: 1 });

@@ -29,7 +29,7 @@ impl Predictor for Fake {
     }
 
     fn emit(&self, listener: &mut dyn FnMut(&Event<'_>)) {
-        listener(&Event::Expected { layer: self.number, used: &[] });
+        listener(&Event::Expected { layer: self.number, used: &[], later: &[] });
     }
 }
 
@@ -189,7 +189,7 @@ fn what_must_learn_first_can_be_chosen_with_an_empty_profile() {
                 auto.observe(&event);
                 slow.iter_mut().for_each(|part| part.observe(&event));
             };
-            tell(Event::IterationStart { request, phase, embedding: &embedding });
+            tell(Event::IterationStart { request, phase, token: None, embedding: &embedding });
             for layer in 1..10 {
                 let (chosen, probs) = (&chosen[..], &probs[..]);
                 let routed = Routed { request, layer, chosen, probs, hidden: &[], ahead: None };

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
-use super::vector::RANK;
+use super::vector::{RANK, WIDTH};
 use super::*;
 use crate::policy::{PromptRouted, Timing, mix};
 
@@ -29,24 +29,35 @@ struct World {
     shape: Shape,
     policy: TrajectoryPredictor,
     used: BTreeMap<u32, Vec<f32>>,
+    later: BTreeMap<u32, Vec<f32>>,
+    /// Whether the number of a token is known, which is its kind.
+    has_numbers: bool,
 }
 
 impl World {
     fn new(shape: Shape) -> World {
-        World { policy: TrajectoryPredictor::new(&shape), shape, used: BTreeMap::new() }
+        let (used, later) = Default::default();
+        World { policy: TrajectoryPredictor::new(&shape), shape, used, later, has_numbers: false }
     }
 
     fn observe(&mut self, event: &Event<'_>) {
         self.policy.observe(event);
-        let used = &mut self.used;
+        let (told, told_later) = (&mut self.used, &mut self.later);
         self.policy.emit(&mut |event| {
-            let Event::Expected { layer, used: row } = event else { panic!("{event:?}") };
-            used.insert(*layer, row.to_vec());
+            let Event::Expected { layer, used, later } = *event else { panic!("{event:?}") };
+            told.insert(layer, used.to_vec());
+            told_later.insert(layer, later.to_vec());
         });
     }
 
-    fn pass(&mut self, request: u32, phase: Phase, mut layers: impl FnMut(&mut World, usize)) {
-        self.observe(&Event::IterationStart { request, phase, embedding: &[] });
+    fn pass(
+        &mut self,
+        request: u32,
+        phase: Phase,
+        token: Option<u32>,
+        mut layers: impl FnMut(&mut World, usize),
+    ) {
+        self.observe(&Event::IterationStart { request, phase, token, embedding: &[] });
         for layer in self.shape.moe_layers().collect::<Vec<_>>() {
             layers(self, layer);
         }
@@ -58,7 +69,8 @@ impl World {
     }
 
     fn decode(&mut self, request: u32, kind: u32) {
-        self.pass(request, Phase::Decode, |world, layer| {
+        let token = self.has_numbers.then_some(kind);
+        self.pass(request, Phase::Decode, token, |world, layer| {
             let (chosen, probs, hidden) = (&world.chosen(kind, layer)[..], &[][..], &[][..]);
             let layer = layer as u32;
             world.observe(&Event::Routed(Routed {
@@ -73,7 +85,7 @@ impl World {
     }
 
     fn prompt(&mut self, request: u32, kinds: &[u32]) {
-        self.pass(request, Phase::Prompt, |world, layer| {
+        self.pass(request, Phase::Prompt, None, |world, layer| {
             let chosen: Vec<u32> = kinds.iter().flat_map(|k| world.chosen(*k, layer)).collect();
             let (n_tokens, chosen) = (kinds.len() as u32, &chosen[..]);
             let (layer, counts, probs) = (layer as u32, &[][..], &[][..]);
@@ -84,12 +96,16 @@ impl World {
 
     /// The mean of what is told of the experts that a token of this kind uses.
     fn hope(&self, kind: u32) -> f32 {
+        self.mean(&self.used, kind)
+    }
+
+    fn mean(&self, told: &BTreeMap<u32, Vec<f32>>, kind: u32) -> f32 {
         let mut sum = 0.0;
-        for (layer, used) in &self.used {
+        for (layer, p) in told {
             let chosen = self.chosen(kind, *layer as usize);
-            sum += chosen.iter().map(|expert| used[*expert as usize]).sum::<f32>();
+            sum += chosen.iter().map(|expert| p[*expert as usize]).sum::<f32>();
         }
-        sum / (self.used.len() * self.shape.k) as f32
+        sum / (told.len() * self.shape.k) as f32
     }
 }
 
@@ -101,6 +117,35 @@ fn what_follows_a_token_is_learned() {
     let hopes: Vec<f32> = (0..5).map(|kind| world.hope(kind)).collect();
     assert!(hopes[0] > 0.9, "{hopes:?}");
     assert!(hopes[1..].iter().all(|hope| *hope < 0.5), "{hopes:?}");
+}
+
+/// The next token is chance, but its number tells before its first layer what it will use.
+#[test]
+fn a_token_is_known_by_its_number() {
+    let mut world = World { has_numbers: true, ..World::new(shape()) };
+    let kind = |token: u64| (mix(token) % 5) as u32;
+    (0..600).for_each(|token| world.decode(0, kind(token)));
+    let before: Vec<f32> = (0..5).map(|kind| world.hope(kind)).collect();
+    assert!(before.iter().all(|hope| *hope < 0.6), "{before:?}");
+    let (request, phase, token) = (0, Phase::Decode, Some(3));
+    world.observe(&Event::IterationStart { request, phase, token, embedding: &[] });
+    let hopes: Vec<f32> = (0..5).map(|kind| world.hope(kind)).collect();
+    assert!(hopes[3] > 0.8, "{hopes:?}");
+    assert!([0, 1, 2, 4].iter().all(|kind| hopes[*kind] < 0.5), "{hopes:?}");
+}
+
+/// Tokens of kinds 0 to 2 come in turn, then those of kinds 3 to 5: a token tells of its like.
+#[test]
+fn what_a_text_will_use_for_a_while_is_learned() {
+    let mut world = World::new(shape());
+    let kind = |token: u32| token % 3 + if token % 60 < 30 { 0 } else { 3 };
+    (0..1216).for_each(|token| world.decode(0, kind(token)));
+    let later: Vec<f32> = (0..6).map(|kind| world.mean(&world.later, kind)).collect();
+    // Token 1216 is the 16th of its thirty.
+    let [like, unlike] = [&later[..3], &later[3..]];
+    assert!(like.iter().all(|own| unlike.iter().all(|other| own > other)), "{later:?}");
+    assert!(like.iter().sum::<f32>() > 0.05, "{later:?}");
+    assert!(unlike.iter().sum::<f32>() < -0.05, "{later:?}");
 }
 
 #[test]
@@ -149,8 +194,13 @@ fn a_text_that_has_ended_is_forgotten() {
     assert!(world.policy.texts.is_empty());
     // A text that takes its number does not go on where it ended.
     world.observe(&Event::RequestStart { request: 0 });
-    world.observe(&Event::IterationStart { request: 0, phase: Phase::Decode, embedding: &[] });
-    assert!(world.policy.texts[&0].lesson.is_none());
+    world.observe(&Event::IterationStart {
+        request: 0,
+        phase: Phase::Decode,
+        token: None,
+        embedding: &[],
+    });
+    assert!(world.policy.texts[&0].last.is_none());
 }
 
 /// A pass of four quarters tells of all that has passed at the end of each.
@@ -159,7 +209,7 @@ fn layers_that_have_passed_are_told_of_again() {
     let mut world = World::new(Shape::of_model(vec![4; 8], 1));
     world.decode(0, 0);
     let (request, phase) = (0, Phase::Decode);
-    world.observe(&Event::IterationStart { request, phase, embedding: &[] });
+    world.observe(&Event::IterationStart { request, phase, token: None, embedding: &[] });
     let mut told = Vec::new();
     for layer in 0..8 {
         let (chosen, probs, hidden) = (&[1][..], &[][..], &[][..]);
@@ -198,7 +248,7 @@ fn a_look_ahead_is_told_of_a_text_alone() {
         let mut world = World::new(shape());
         for request in 0..n_texts {
             let (phase, embedding) = (Phase::Decode, &[][..]);
-            world.observe(&Event::IterationStart { request, phase, embedding });
+            world.observe(&Event::IterationStart { request, phase, token: None, embedding });
         }
         let (chosen, hidden) = (&world.chosen(0, 0)[..], &[][..]);
         let ahead = Some(crate::policy::LookAhead { layer: 1, probs: &[0.25; 4] });
@@ -220,7 +270,7 @@ fn a_look_ahead_is_told_of_a_text_alone() {
 }
 
 fn learned(kinds: &[u32]) -> World {
-    let mut world = World::new(shape());
+    let mut world = World { has_numbers: true, ..World::new(shape()) };
     kinds.iter().for_each(|kind| world.decode(0, *kind));
     world
 }
@@ -248,14 +298,14 @@ proptest! {
         let grid = Grid::new(&shape());
         let bytes = world.policy.learner.map.encode(&grid);
         prop_assert!(Map::decode(&grid, &bytes[..cut.index(bytes.len())]).is_err());
-        let n_values = RANK + RANK * RANK + 2 * RANK * grid.n_cells();
+        let n_values = RANK * (1 + RANK + 4 * WIDTH + 5 * grid.n_cells() + 3);
         let at = bytes.len() - 4 * (1 + at.index(n_values));
         let mut damaged = bytes.clone();
         damaged[at..at + 4].copy_from_slice(&value.to_le_bytes());
         prop_assert!(Map::decode(&grid, &damaged).is_err());
         let mut newer = bytes;
         newer[0] += 1;
-        prop_assert!(Map::decode(&grid, &newer).unwrap_err().contains("version 2"));
+        prop_assert!(Map::decode(&grid, &newer).unwrap_err().contains("version 3"));
     }
 
     /// Whatever comes, what is told are probabilities, and equal events give equal bits.
@@ -264,7 +314,7 @@ proptest! {
         acts in prop::collection::vec((0u32..3, 0u32..9, any::<bool>(), any::<f32>()), 0..60),
     ) {
         let run = || {
-            let mut world = World::new(shape());
+            let mut world = World { has_numbers: true, ..World::new(shape()) };
             for &(request, kind, is_prompt, prob) in &acts {
                 if is_prompt {
                     world.prompt(request, &[kind, kind + 1, kind]);
@@ -277,11 +327,12 @@ proptest! {
                     Routed { request, layer: 2, chosen, probs: &probs, hidden, ahead: None };
                 world.observe(&Event::Routed(routed));
             }
-            world.used
+            (world.used, world.later)
         };
-        let used = run();
-        prop_assert!(used.values().flatten().all(|p| (0.0..=1.0).contains(p)));
-        prop_assert_eq!(used, run());
+        let told = run();
+        prop_assert!(told.0.values().flatten().all(|p| (0.0..=1.0).contains(p)));
+        prop_assert!(told.1.values().flatten().all(|change| (-1.0..=1.0).contains(change)));
+        prop_assert_eq!(told, run());
     }
 }
 
@@ -297,7 +348,7 @@ fn cost_of_a_token_of_48_layers_of_128_experts() {
     for token in 0..n_tokens {
         let (request, phase) = (0, Phase::Decode);
         let start = Instant::now();
-        world.observe(&Event::IterationStart { request, phase, embedding: &[] });
+        world.observe(&Event::IterationStart { request, phase, token: None, embedding: &[] });
         for layer in 0..48 {
             let chosen = &choices[token % 16 * 48 + layer as usize];
             let (probs, hidden) = (&probs[..], &[][..]);

@@ -1,8 +1,9 @@
 //! The trajectory of one text: what its latest token has chosen in each layer. While a token goes
 //! through the layers, those it has not come to yet still hold the choices of the token before.
 
+use super::horizon::Horizon;
 use super::map::{Lesson, Map};
-use super::vector::{RANK, Vector, add_scaled, difference};
+use super::vector::{RANK, Vector, WIDTH, add_scaled, difference};
 use crate::policy::rates::tail;
 use std::ops::Range;
 
@@ -15,11 +16,17 @@ pub struct Text {
     summary: Vector,
     /// The last complete token, to learn from; `None` if the text has none, or is not known to go
     /// on from it.
-    pub lesson: Option<Lesson>,
-    /// Probabilities that the text's next token uses each expert. Valid once there is a lesson.
+    pub last: Option<Lesson<RANK>>,
+    /// The number of the token that is on its way, and what it was expected from.
+    pub token: Option<u32>,
+    pub next: Option<Lesson<WIDTH>>,
+    pub horizon: Horizon,
+    /// Probabilities that the text's next token uses each expert. Valid once there is a last token.
     pub expected: Vec<f32>, // [cells]
     /// The choices of the last tokens of the prompt that is being computed.
     pub prompt: Vec<Vec<u32>>, // [places][tokens, k]
+    /// How many tokens these are.
+    pub n_prompt: usize,
     /// When it last took part in a pass.
     pub last_pass: u64,
 }
@@ -31,11 +38,21 @@ impl Text {
             chosen: vec![Vec::new(); n_places],
             parts: vec![[0.0; RANK]; n_places],
             summary: [0.0; RANK],
-            lesson: None,
+            last: None,
+            token: None,
+            next: None,
+            horizon: Horizon::new(n_cells),
             expected: vec![0.0; n_cells],
             prompt: vec![Vec::new(); n_places],
+            n_prompt: 0,
             last_pass: 0,
         }
+    }
+
+    /// Whether it was part of a pass since, so that it is of the next one, and it is known what it
+    /// will use there.
+    pub fn is_expected(&self, since: u64) -> bool {
+        self.last.is_some() && self.last_pass >= since
     }
 
     pub fn chosen(&self, place: usize) -> &[u32] {
@@ -57,6 +74,15 @@ impl Text {
         self.parts[place] = part;
     }
 
+    /// The cells that its token has chosen; `first`: the first cell of each place.
+    pub fn cells(&self, first: impl Fn(usize) -> usize) -> Vec<u32> {
+        let cells = |(place, chosen): (usize, &Vec<u32>)| {
+            let first = first(place) as u32;
+            chosen.iter().map(move |expert| first + expert).collect::<Vec<_>>()
+        };
+        self.chosen.iter().enumerate().flat_map(cells).collect()
+    }
+
     /// Adds the parts up again: changes leave rounding errors behind.
     pub fn settle(&mut self) {
         self.summary = [0.0; RANK];
@@ -68,8 +94,10 @@ impl Text {
     pub fn put_prompt(&mut self, place: usize, chosen: &[u32], k: usize) {
         let rows = tail(chosen, k);
         if rows.len() * k.max(1) < chosen.len() {
-            self.lesson = None;
+            (self.last, self.next) = (None, None);
+            self.horizon.forget();
         }
+        self.n_prompt = rows.len();
         self.prompt[place].clear();
         rows.for_each(|row| self.prompt[place].extend(row));
     }

@@ -15,6 +15,15 @@ pub struct BlockQ4_0 {
 const _: () = assert!(size_of::<BlockQ4_0>() == 18);
 
 impl BlockQ4_0 {
+    /// The block whose `qs` are these halves, as little-endian numbers.
+    #[inline]
+    pub fn of_halves(d: Half, halves: [u64; 2]) -> Self {
+        let mut qs = [0; 16];
+        qs[..8].copy_from_slice(&halves[0].to_le_bytes());
+        qs[8..].copy_from_slice(&halves[1].to_le_bytes());
+        BlockQ4_0 { d, qs }
+    }
+
     fn values(&self) -> impl Iterator<Item = i32> + '_ {
         nibbles(&self.qs).map(|q| q as i32 - 8)
     }

@@ -49,7 +49,7 @@ unsafe impl Block for BlockTQ1_0 {
     const LEN: usize = 256;
 
     fn quantize(x: &[f32], _importance: Option<&[f32]>) -> Self {
-        let (d, trits) = super::tq2_0::trits(x);
+        let (d, trits) = super::tq2_0::trits::<256>(x);
         let mut numbers = [0u32; 52];
         for (k, trit) in trits.into_iter().enumerate() {
             let (at, digit) = place(k);

@@ -56,9 +56,9 @@ impl IntBlock for BlockTQ2_0 {
     }
 }
 
-/// The largest magnitude, and 256 values in units of it, rounded, plus 1. There is nothing to
-/// search: the format is for weights that are ternary already.
-pub fn trits(x: &[f32]) -> (Half, [u8; 256]) {
+/// The largest magnitude, and N values in units of it, rounded, plus 1. There is nothing to
+/// search: the formats are for weights that are ternary already.
+pub fn trits<const N: usize>(x: &[f32]) -> (Half, [u8; N]) {
     let largest = crate::quant::largest_magnitude(x);
     let inverse = crate::quant::finite_inverse(largest);
     (Half::new(largest), std::array::from_fn(|k| ((x[k] * inverse).round() + 1.0) as u8))

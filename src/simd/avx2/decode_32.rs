@@ -45,7 +45,7 @@ impl Decode for BlockQ4_1 {
 /// Four bytes at `p` are readable; the processor has AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn spread_bits<T>(p: *const T) -> __m256i {
+pub(super) unsafe fn spread_bits<T>(p: *const T) -> __m256i {
     // SAFETY: the caller's promise; unaligned by intent.
     let word = _mm256_set1_epi32(unsafe { p.cast::<i32>().read_unaligned() });
     // Byte i / 8 of the word at place i, then bit i mod 8 of it.

@@ -6,8 +6,8 @@
 
 use super::ahead::{Next, Rows};
 use super::ints::{ActBlock, Ints};
-use super::matvec::Token;
 use super::reduce::trees8;
+use super::token::Token;
 use crate::simd::Product;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;

@@ -1,7 +1,8 @@
-//! Products of F32, F16 and BF16 weights with f32 activations: element i in lane i mod 8.
+//! Products of F32, F16, BF16 and F8_E4M3 weights with f32 activations: element i in lane i mod 8.
 
 use super::reduce::tree8;
 use super::{prefetch, prefetch_to_second};
+use crate::quant::e4m3;
 use crate::simd::Product;
 use std::arch::x86_64::*;
 
@@ -17,6 +18,7 @@ pub(in crate::simd) trait Float {
 pub(in crate::simd) struct F32;
 pub(in crate::simd) struct F16;
 pub(in crate::simd) struct Bf16;
+pub(in crate::simd) struct E4m3;
 
 impl Float for F32 {
     const BYTES: usize = 4;
@@ -49,6 +51,23 @@ impl Float for Bf16 {
         // SAFETY: the caller's promise.
         let halves = unsafe { _mm_loadu_si128(p.cast()) };
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+    }
+}
+
+impl Float for E4m3 {
+    const BYTES: usize = 1;
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn load8(p: *const u8) -> __m256 {
+        // SAFETY: the caller's promise.
+        let bytes = _mm_cvtepi8_epi16(unsafe { _mm_loadl_epi64(p.cast()) });
+        let nan = _mm_set1_epi16(0x7f);
+        let nan = _mm_cmpeq_epi16(_mm_and_si128(bytes, nan), nan);
+        // The sign fills the bits above the magnitude.
+        let bits = _mm_and_si128(_mm_slli_epi16::<7>(bytes), _mm_set1_epi16(0xbf80u16 as i16));
+        let halves = _mm256_cvtph_ps(_mm_or_si128(bits, nan));
+        _mm256_mul_ps(halves, _mm256_set1_ps(e4m3::OVER_F16))
     }
 }
 

@@ -9,8 +9,8 @@
 //! arithmetic" are eight vectors a token in the first cache, 1 KiB for the tile.
 
 use super::ahead::Ahead;
-use super::matvec::Token;
 use super::panel::Panel;
+use super::token::Token;
 use crate::simd::{Product, Scratch};
 use std::arch::x86_64::*;
 

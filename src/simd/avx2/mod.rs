@@ -1,8 +1,8 @@
 //! AVX2 with FMA and F16C: Intel since Haswell (2013), AMD since Excavator and Zen.
 //! One file a kind of loop; all functions here need the three features and are reached only
-//! through [`kernels`], which asks the processor. F32, F16 and BF16 (`float`), NVFP4 (`nvfp4`) and
-//! the five formats of the table below have loops of their own (`ints`, `panel`); the others state
-//! their codes and share two generic ones (`decoded`).
+//! through [`kernels`], which asks the processor. Plain floats (`float`), NVFP4 (`nvfp4`), Q1_0 and
+//! Q2_0 (`parts`) and the five block formats of the table below have loops of their own (`ints`,
+//! `panel`); the others state their codes and share two generic ones (`decoded`).
 //!
 //! One thread on a Xeon (family 6, model 143) with two busy cores, `cargo bench --bench kernels`;
 //! a plain prefetching loop reads 13.9 GB/s (and 12 to 18, as others let it), `maddubs` and `add`
@@ -38,13 +38,16 @@ pub(super) mod matvec;
 mod nvfp4;
 mod ops;
 pub(super) mod panel;
+pub(super) mod parts;
 pub(super) mod reduce;
 mod tile;
+pub(super) mod token;
 
 pub(super) use tile::dequantize;
 
 use super::{Kernels, Product, Scratch};
 use crate::gguf::TensorType;
+use crate::quant::{BlockQ1_0, BlockQ2_0};
 use crate::with_int_block;
 use panel::Panel;
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
@@ -93,7 +96,13 @@ pub(super) unsafe fn matmul(product: Product, scratch: &mut Scratch) {
             TensorType::F32 => float::matmul::<float::F32>(product),
             TensorType::F16 => float::matmul::<float::F16>(product),
             TensorType::BF16 => float::matmul::<float::Bf16>(product),
+            TensorType::F8_E4M3 if product.acts.tokens() >= super::parts::FEWEST_OF_FLOATS => {
+                super::parts::by_bf16(product, scratch, matmul)
+            }
+            TensorType::F8_E4M3 => float::matmul::<float::E4m3>(product),
             TensorType::NVFP4 => nvfp4::matmul(product),
+            TensorType::Q1_0 => parts::matmul::<BlockQ1_0>(product, scratch, matmul),
+            TensorType::Q2_0 => parts::matmul::<BlockQ2_0>(product, scratch, matmul),
             ty => with_int_block!(ty, quantised(product, scratch)),
         }
     }

@@ -1,4 +1,4 @@
-//! Products of F32, F16 and BF16 weights with several tokens, in the order of `avx2::float`: a
+//! Products of plain floats with several tokens, in the order of `avx2::float`: a
 //! vector holds the eight lanes of two rows.
 //!
 //! Eight rows are converted once, some columns at a time, to a panel in the first cache. The tile

@@ -96,6 +96,12 @@ unsafe fn matmul(product: Product, scratch: &mut Scratch) {
             TensorType::F32 => float::matmul::<avx2::float::F32>(product, scratch),
             TensorType::F16 => float::matmul::<avx2::float::F16>(product, scratch),
             TensorType::BF16 => float::matmul::<avx2::float::Bf16>(product, scratch),
+            TensorType::F8_E4M3 if product.acts.tokens() >= super::parts::FEWEST_OF_FLOATS => {
+                super::parts::by_bf16(product, scratch, matmul)
+            }
+            TensorType::F8_E4M3 => float::matmul::<avx2::float::E4m3>(product, scratch),
+            TensorType::Q1_0 => avx2::parts::matmul::<BlockQ1_0>(product, scratch, matmul),
+            TensorType::Q2_0 => avx2::parts::matmul::<BlockQ2_0>(product, scratch, matmul),
             _ => avx2::matmul(product, scratch),
         }
     }

@@ -37,7 +37,7 @@ unsafe fn bytes<T>(p: *const T) -> [int8x16_t; 2] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn signed(v: [uint8x16_t; 2]) -> [int8x16_t; 2] {
+pub(super) fn signed(v: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     [vreinterpretq_s8_u8(v[0]), vreinterpretq_s8_u8(v[1])]
 }
 
@@ -47,7 +47,7 @@ fn signed(v: [uint8x16_t; 2]) -> [int8x16_t; 2] {
 /// Four bytes at `p` are readable.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn spread_bits<T>(p: *const T) -> [uint8x16_t; 2] {
+pub(super) unsafe fn spread_bits<T>(p: *const T) -> [uint8x16_t; 2] {
     // SAFETY: the caller's promise; unaligned by intent.
     let word = unsafe { p.cast::<u32>().read_unaligned() };
     // Byte i / 8 of the word at place i, then bit i mod 8 of it.

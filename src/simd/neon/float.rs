@@ -1,6 +1,6 @@
-//! Products of F32, F16 and BF16 weights with f32 activations: element i in lane i mod 8.
+//! Products of F32, F16, BF16 and F8_E4M3 weights with f32 activations: element i in lane i mod 8.
 
-use super::convert::{load_bf16, load_f16};
+use super::convert::{load_bf16, load_e4m3, load_f16};
 use super::lanes::F32x8;
 use crate::simd::Product;
 
@@ -16,6 +16,7 @@ pub(super) trait Float {
 pub(super) struct F32;
 pub(super) struct F16;
 pub(super) struct Bf16;
+pub(super) struct E4m3;
 
 impl Float for F32 {
     const BYTES: usize = 4;
@@ -47,6 +48,17 @@ impl Float for Bf16 {
     unsafe fn load8(p: *const u8) -> F32x8 {
         // SAFETY: the caller's promise; the load takes any alignment.
         unsafe { load_bf16(p.cast()) }
+    }
+}
+
+impl Float for E4m3 {
+    const BYTES: usize = 1;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn load8(p: *const u8) -> F32x8 {
+        // SAFETY: the caller's promise.
+        unsafe { load_e4m3(p) }
     }
 }
 

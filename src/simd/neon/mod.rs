@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `lanes`, `convert`, `dot` | eight f32 lanes as two vectors, f16 and bf16, products of bytes |
 //! | `decode`, `decode_32`, `decode_256`, `grids` | a block format: codes, scales, mins |
-//! | `matvec`, `gemm`, `nvfp4`, `float` | products with one token and with many |
+//! | `matvec`, `gemm`, `nvfp4`, `parts`, `float` | products with one token and with many |
 //! | `acts`, `ops`, `tile` | quantised activations, float loops, attention |
 //!
 //! Tested under emulation, with a processor that has `sdot` and as a Cortex-A72, which has not, to
@@ -42,10 +42,12 @@ mod lanes;
 mod matvec;
 mod nvfp4;
 mod ops;
+mod parts;
 mod tile;
 
 use super::{Kernels, Matmul, Product, Scratch, tile as scalar_tile};
 use crate::gguf::TensorType;
+use crate::quant::{BlockQ1_0, BlockQ2_0};
 use crate::with_int_block;
 use decode::Decode;
 use dot::{Dot, Sdot, Smull};
@@ -102,7 +104,13 @@ unsafe fn matmul<D: Dot>(product: Product, scratch: &mut Scratch) {
             TensorType::F32 => float::matmul::<float::F32>(product),
             TensorType::F16 => float::matmul::<float::F16>(product),
             TensorType::BF16 => float::matmul::<float::Bf16>(product),
+            TensorType::F8_E4M3 if product.acts.tokens() >= super::parts::FEWEST_OF_FLOATS => {
+                super::parts::by_bf16(product, scratch, matmul::<D>)
+            }
+            TensorType::F8_E4M3 => float::matmul::<float::E4m3>(product),
             TensorType::NVFP4 => nvfp4::matmul::<D>(product),
+            TensorType::Q1_0 => parts::matmul::<BlockQ1_0, D>(product, scratch, matmul::<D>),
+            TensorType::Q2_0 => parts::matmul::<BlockQ2_0, D>(product, scratch, matmul::<D>),
             ty => with_int_block!(ty, quantised(product, scratch, D::default())),
         }
     }

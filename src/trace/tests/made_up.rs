@@ -40,7 +40,8 @@ fn token(draws: &mut Draws, n_experts: &[usize], k: usize, last: Option<&Token>)
         TokenLayer { chosen, probs, ..TokenLayer::default() }
     };
     let layers = n_experts.iter().copied().enumerate().map(layer).collect();
-    Token { embedding: vec![draws.below(100) as f32; 4], layers }
+    let id = draws.below(100);
+    Token { id: Some(id as u32), embedding: vec![id as f32; 4], layers }
 }
 
 /// Highest for the chosen, in their order.

@@ -203,7 +203,7 @@ fn with_room_for_all_each_expert_is_missed_once() {
 #[test]
 fn a_miss_takes_its_reads_and_the_last_granule() {
     let layers = vec![TokenLayer { chosen: vec![0], ..TokenLayer::default() }];
-    let token = Token { embedding: vec![], layers };
+    let token = Token { id: None, embedding: vec![], layers };
     let decode = |t| Pass { tokens: t..t + 1, is_prompt: false };
     let routing = Recorded {
         n_experts: vec![1],

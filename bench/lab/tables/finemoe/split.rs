@@ -97,7 +97,12 @@ fn teach(routing: &dyn Routing, request: usize, predictor: &mut dyn Predictor) {
     for pass in routing.passes(request) {
         let phase = pass.phase();
         pass.mean(&mut row, &mut embedding, |token, out| routing.embedding(token, out));
-        predictor.observe(&Event::IterationStart { request: 0, phase, embedding: &embedding });
+        predictor.observe(&Event::IterationStart {
+            request: 0,
+            phase,
+            token: None,
+            embedding: &embedding,
+        });
         for layer in (0..n_experts.len()).filter(|layer| n_experts[*layer] > 0) {
             pass.mean(&mut row, &mut probs, |token, out| routing.probs(token, layer, out));
             let chosen = chosen(routing, &pass, layer);

@@ -42,6 +42,13 @@ pub struct ExpertBuffers {
     ranks: PairRanks,
 }
 
+impl ExpertBuffers {
+    /// The result of each pair, [pairs, n_embd], once all granules are computed.
+    pub fn results(&mut self) -> &mut [f32] {
+        &mut self.partial
+    }
+}
+
 /// The work of a region: an item is a granule, or an expert.
 #[derive(Default)]
 struct Items(Vec<Item>);
@@ -97,6 +104,11 @@ impl ExpertBuffers {
         self.inner_acts.resize(down, n_pairs, n_ff);
     }
 
+    /// Makes the activations the results of experts without down.
+    pub fn end_without_down(&mut self) {
+        std::mem::swap(&mut self.inner, &mut self.partial);
+    }
+
     pub fn n_ff(&self) -> usize {
         self.n_ff
     }
@@ -134,8 +146,9 @@ impl Cpu {
         self.down(granules, demand, form.biases, buffers);
     }
 
-    /// inner[pair, row] = activation(gate[row]·x, up[row]·x), of the latter alone without a gate
-    fn gate_up(
+    /// `inner[pair, row] = activation(gate[row]·x, up[row]·x)`, of the latter alone without a gate;
+    /// the results of experts without down once [`ExpertBuffers::end_without_down`] is called
+    pub fn gate_up(
         &self,
         granules: &[GranuleMats],
         demand: &Demand,
@@ -184,24 +197,7 @@ impl Cpu {
                 if let Some(adapted) = &form.adapted {
                     ranks.add(self.kernels, adapted, pair, &(first..first + n), [gate, up]);
                 }
-                match form.activation {
-                    Activation::Silu => self.kernels.swiglu(gate, up, out),
-                    Activation::SiluClamped => swiglu_clamped(self.kernels, gate, up, out),
-                    Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u)),
-                    Activation::ReluSquared => relu_squared(up, out),
-                    Activation::ReluGated => reglu(gate, up, out),
-                    Activation::GeluPlain => gelu(up, out),
-                    Activation::Gelu => geglu(self.kernels, gate, up, out),
-                    Activation::SiluLimited => {
-                        swiglu_limited(self.kernels, form.limit, gate, up, out);
-                    }
-                    Activation::SiluCapped => {
-                        swiglu_capped(self.kernels, form.limit, gate, up, out);
-                    }
-                    Activation::Situ => {
-                        situ(self.kernels, [form.limit, form.up_limit], gate, up, out);
-                    }
-                }
+                activate(self.kernels, form, [gate, up], out);
             }
         });
     }
@@ -356,6 +352,26 @@ fn within(all: Range<usize>, part: Range<usize>) -> Range<usize> {
 
 /// Products of a piece, of which gate and up have as many each: half a MiB in all.
 const PIECE_PRODUCTS: usize = 64 << 10;
+
+/// out = activation(gate, up), or of the latter alone; changes both.
+fn activate(kernels: &Kernels, form: ExpertForm, [gate, up]: [&mut [f32]; 2], out: &mut [f32]) {
+    match form.activation {
+        Activation::Silu => kernels.swiglu(gate, up, out),
+        Activation::SiluClamped => swiglu_clamped(kernels, gate, up, out),
+        Activation::Relu => out.iter_mut().zip(up).for_each(|(o, u)| *o = relu(*u)),
+        Activation::ReluSquared => relu_squared(up, out),
+        Activation::ReluGated => reglu(gate, up, out),
+        Activation::GeluPlain => gelu(up, out),
+        Activation::SiluPlain => {
+            gate.fill(1.0);
+            kernels.swiglu(up, gate, out);
+        }
+        Activation::Gelu => geglu(kernels, gate, up, out),
+        Activation::SiluLimited => swiglu_limited(kernels, form.limit, gate, up, out),
+        Activation::SiluCapped => swiglu_capped(kernels, form.limit, gate, up, out),
+        Activation::Situ => situ(kernels, [form.limit, form.up_limit], gate, up, out),
+    }
+}
 
 /// See [`Activation::Relu`]. Not `f32::max`, which may give -0 for -0 or not, as it is compiled.
 pub fn relu(x: f32) -> f32 {

@@ -45,11 +45,11 @@ enum Source {
     Stacked {
         gate: Option<Origin>,
         up: Origin,
-        down: Origin,
+        down: Option<Origin>,
         /// In a slot: where the pages of up start, and where the columns of down.
         up_at: usize,
         down_at: usize,
-        /// Rows of down a read; the last of an expert may have fewer.
+        /// Rows of down a read; the last of an expert may have fewer. 0 if there are none.
         rows_a_piece: usize,
     },
     GranuleMajor {
@@ -63,12 +63,12 @@ impl Source {
         layer: &LayerExperts,
         gate: Option<Origin>,
         up: Origin,
-        down: Origin,
+        down: Option<Origin>,
     ) -> (Source, usize) {
         let up_at = gate.map_or(0, |gate| widest_window(layer, &layer.gate, gate));
         let down_at = up_at + widest_window(layer, &layer.up, up);
         let columns = layer.down.columns(&layer.geometry.rows(0)).len();
-        let rows_a_piece = rows_a_piece(&layer.down);
+        let rows_a_piece = down.map_or(0, |_| rows_a_piece(&layer.down));
         let source = Source::Stacked { gate, up, down, up_at, down_at, rows_a_piece };
         (source, (down_at + layer.down.rows * columns).next_multiple_of(DIRECT_ALIGN))
     }
@@ -92,14 +92,18 @@ impl SlotLayout {
                     [&layer.gate, &layer.up, &layer.down].map(MatrixRows::n_bytes);
                 let gate = gate.map(|tensor| Origin::of(file, tensor, of_gate));
                 let up = Origin::of(file, up, of_up);
-                Source::stacked(layer, gate, up, Origin::of(file, down, of_down))
+                Source::stacked(layer, gate, up, Some(Origin::of(file, down, of_down)))
             }
             ExpertTensors::Fused { gate_up, down } => {
                 let of_gate = layer.gate.n_bytes();
                 let gate = Origin::of(file, gate_up, of_gate + layer.up.n_bytes());
                 let up = Origin { offset: gate.offset + of_gate as u64, ..gate };
                 let down = Origin::of(file, down, layer.down.n_bytes());
-                Source::stacked(layer, Some(gate), up, down)
+                Source::stacked(layer, Some(gate), up, Some(down))
+            }
+            ExpertTensors::Single { tensor } => {
+                let up = Origin::of(file, tensor, layer.up.n_bytes());
+                Source::stacked(layer, None, up, None)
             }
             ExpertTensors::GranuleMajor { tensor } => {
                 let expert_stride = file.tensors()[tensor].dims[0] as usize;
@@ -146,10 +150,10 @@ impl SlotLayout {
     /// Room for any piece that is staged; 0 where none is.
     pub fn staging_bytes(&self) -> usize {
         match self.source {
-            Source::Stacked { rows_a_piece, .. } => (DIRECT_ALIGN - 1
+            Source::Stacked { down: Some(_), rows_a_piece, .. } => (DIRECT_ALIGN - 1
                 + rows_a_piece * self.layer.down.row_bytes)
                 .next_multiple_of(DIRECT_ALIGN),
-            Source::GranuleMajor { .. } => 0,
+            Source::Stacked { down: None, .. } | Source::GranuleMajor { .. } => 0,
         }
     }
 
@@ -163,7 +167,9 @@ impl SlotLayout {
         }
         match self.source {
             Source::Stacked { gate, up, down, up_at, rows_a_piece, .. } => {
-                self.row_pieces(down, rows_a_piece, expert, out);
+                if let Some(down) = down {
+                    self.row_pieces(down, rows_a_piece, expert, out);
+                }
                 for granule in granules {
                     let gate = gate.map(|gate| (gate, &self.layer.gate, 0));
                     for (origin, part, at) in gate.into_iter().chain([(up, &self.layer.up, up_at)])

@@ -9,7 +9,7 @@ fn world(policy: &str) -> World {
     let mut world = World::new(plan, true, &format!("predictor=none,eviction={policy}"), 1);
     (0..5).for_each(|expert| decode(&mut world, 3, &[expert]));
     world.state.fill_free_room();
-    world.state.swap_when_idle();
+    world.swap_when_idle();
     world.load_all();
     world
 }
@@ -17,7 +17,12 @@ fn world(policy: &str) -> World {
 /// Layer 3 is reached again, by an expert that is there, and its next coming is expected.
 fn expect(world: &mut World, used: [f32; 6]) {
     decode(world, 3, &[4]);
-    world.state.observe(&Event::Expected { layer: 3, used: &used });
+    world.state.observe(&Event::Expected { layer: 3, used: &used, later: &[] });
+}
+
+fn in_transit(world: &World) -> Vec<u32> {
+    let entries = world.state.entries().iter().filter(|e| e.in_transit() > 0);
+    entries.map(|e| e.id.expert).collect()
 }
 
 fn resident(world: &World) -> Vec<u32> {
@@ -29,10 +34,6 @@ fn what_is_expected_comes_in_the_place_of_the_least() {
     let mut world = world("scan-resistant");
     assert_eq!(resident(&world), [0, 1, 2, 3, 4]);
     let before = world.working();
-    let in_transit = |world: &World| {
-        let entries = world.state.entries().iter().filter(|e| e.in_transit() > 0);
-        entries.map(|e| e.id.expert).collect::<Vec<_>>()
-    };
     // The least of those in transit.
     let [least, other] = in_transit(&world)[..] else { panic!("two in transit") };
     let mut used = [0.5; 6];
@@ -46,6 +47,22 @@ fn what_is_expected_comes_in_the_place_of_the_least() {
     let before = reads(&world);
     decode(&mut world, 3, &[5]);
     assert_eq!(reads(&world), before);
+}
+
+/// Where transit has nothing that is worth little, the least of the working set leaves.
+#[test]
+fn what_is_worth_little_leaves_the_working_set() {
+    let mut world = world("scan-resistant");
+    let kept = in_transit(&world);
+    let mut used = [0.0; 6];
+    kept.iter().for_each(|expert| used[*expert as usize] = 0.9);
+    (used[4], used[5]) = (0.9, 0.9);
+    expect(&mut world, used);
+    world.load_all();
+    let resident = resident(&world);
+    assert!(resident.contains(&4) && resident.contains(&5), "{resident:?}");
+    assert!(kept.iter().all(|expert| resident.contains(expert)), "{kept:?} {resident:?}");
+    assert_eq!(resident.len(), 5);
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn a_prefetch_does_not_take_the_room_of_what_is_worth_more() {
     let mut world = world("scan-resistant");
     decode(&mut world, 1, &[0, 1]);
     let expect = |world: &mut World, layer, p: [f32; 6]| {
-        world.state.observe(&Event::Expected { layer, used: &p });
+        world.state.observe(&Event::Expected { layer, used: &p, later: &[] });
     };
     expect(&mut world, 3, [0.5; 6]);
     expect(&mut world, 1, [0.5, 0.5, 0.1, 0.9, 0.0, 0.0]);
@@ -80,7 +80,7 @@ fn what_a_prompt_brought_stays_in_the_place_of_what_is_worth_less() {
         let mut world = world(policy);
         decode(&mut world, 1, &[0, 1]);
         let used = [0.2, 0.3, 0.1, 0.9, 0.0, 0.1];
-        world.state.observe(&Event::Expected { layer: 1, used: &used });
+        world.state.observe(&Event::Expected { layer: 1, used: &used, later: &[] });
         world.acquire(0, 1, &[2, 3, 4, 5], Access::Prompt);
         assert_eq!(world.drain(0), None);
         world.release(0);

@@ -117,7 +117,8 @@ impl GpuCache {
         });
         with_rows.flat_map(|slot| {
             let (keys, values) = self.of_slot(slot);
-            [Some(keys), values].into_iter().flatten()
+            // A layer may have none of one kind.
+            [Some(keys), values].into_iter().flatten().filter(|rows| rows.dim > 0)
         })
     }
 }

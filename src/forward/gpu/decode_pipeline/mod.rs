@@ -34,11 +34,12 @@ use crate::forward::gpu::decode_pipeline::queue::{
     DecodePipeline, ExpertGraphs, PendingLayer, PinnedLayer,
 };
 use crate::forward::gpu::decode_pipeline::slot::PARTS;
+use crate::forward::gpu::devices::PassState;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
 use crate::forward::gpu::experts::{DecodePairs, ExpertContext};
 use crate::forward::gpu::hybrid_moe::call::LayerCall;
-use crate::forward::gpu::pass::{GpuPass, PassState};
+use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::upload::floats;
 
 impl<'a> GpuPass<'a> {
@@ -362,7 +363,7 @@ impl<'a> GpuPass<'a> {
         if !latent.is_empty() {
             floats(latent, &mut self.b.ffn.latent);
         }
-        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.observer);
+        self.model.record_routed(self.cpu, self.batch, l, &mut self.b.routing(), self.outputs);
         Ok(n_missing)
     }
 

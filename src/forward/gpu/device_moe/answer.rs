@@ -2,7 +2,8 @@
 
 use crate::Result;
 use crate::forward::gpu::device_moe::route::PendingRoute;
-use crate::forward::gpu::pass::{GpuPass, PassState};
+use crate::forward::gpu::devices::PassState;
+use crate::forward::gpu::pass::GpuPass;
 use crate::forward::gpu::upload::{floats, starts};
 
 impl GpuPass<'_> {

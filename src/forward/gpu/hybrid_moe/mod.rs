@@ -8,10 +8,11 @@ pub mod division;
 pub mod in_place;
 
 use crate::Result;
+use crate::forward::gpu::devices::PassState;
 use crate::forward::gpu::expert_parallel::share::DeviceShare;
 use crate::forward::gpu::expert_parallel::workspace::RoutedLayer;
 use crate::forward::gpu::hybrid_moe::call::LayerCall;
-use crate::forward::gpu::pass::{GpuPass, PassState};
+use crate::forward::gpu::pass::GpuPass;
 
 impl<'a> GpuPass<'a> {
     /// A layer whose route is on the first device, for use on the stream of the layers.

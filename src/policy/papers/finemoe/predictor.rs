@@ -198,7 +198,7 @@ impl Predictor for FineMoe {
         self.n_events += 1;
         match *event {
             Event::RequestStart { request } | Event::RequestEnd { request } => self.stop(request),
-            Event::IterationStart { request, phase, embedding } => {
+            Event::IterationStart { request, phase, embedding, .. } => {
                 self.start(request, phase, embedding);
             }
             Event::Routed(routed) => {

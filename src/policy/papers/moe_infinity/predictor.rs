@@ -69,7 +69,7 @@ impl EamcPredictor {
 
     fn join(&mut self, mut trace: Trace) {
         trace.end_iteration();
-        if let Some(at) = self.past.join(&trace) {
+        if let Some(at) = trace.join(&mut self.past) {
             self.requests.iter_mut().for_each(|other| other.replaced(&self.past, at));
         }
     }

@@ -34,7 +34,9 @@ impl Act {
     fn event(&self) -> Event<'_> {
         match *self {
             Act::Start(request) => Event::RequestStart { request },
-            Act::Begin(request, phase) => Event::IterationStart { request, phase, embedding: &[] },
+            Act::Begin(request, phase) => {
+                Event::IterationStart { request, phase, token: None, embedding: &[] }
+            }
             Act::Prompt(request, layer, ref counts) => Event::PromptRouted(PromptRouted {
                 request,
                 layer,

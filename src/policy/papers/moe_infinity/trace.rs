@@ -73,6 +73,22 @@ impl Trace {
         out.first().map(|found| found.1)
     }
 
+    /// The request has ended. It joins the past if it has made decode steps. Where there is no room
+    /// it replaces the one whose decode EAM is most similar (4.2): the collection is recent and
+    /// stays diverse. Answers the place.
+    pub fn join(&self, past: &mut Past) -> Option<usize> {
+        if self.decode.is_empty() {
+            return None;
+        }
+        let at = match past.decode.is_full() {
+            false => past.decode.len(),
+            // If it has no expert in common with anyone then all are equally far.
+            true => self.most_similar(past).unwrap_or(0),
+        };
+        past.put(at, &self.prefill, &self.decode);
+        Some(at)
+    }
+
     /// Its own activations, where nothing resembles them.
     pub fn own(&self) -> &Eam {
         if self.decode.is_empty() { &self.prefill } else { &self.decode }

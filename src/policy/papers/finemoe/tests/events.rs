@@ -169,7 +169,7 @@ impl Naive {
             Event::RequestStart { request } | Event::RequestEnd { request } => {
                 self.requests.remove(&request);
             }
-            Event::IterationStart { request, phase, embedding } => {
+            Event::IterationStart { request, phase, embedding, .. } => {
                 self.start(request, Some(embedding));
                 if self.options.use_semantic {
                     let found = self.find(request, true);
@@ -259,7 +259,9 @@ fn tell(step: &Step, cursors: &mut Cursors, listener: &mut dyn FnMut(&Event<'_>)
     let timing = Timing::default();
     let event = match (*at, &probs) {
         (_, _) if step.ends => Event::RequestEnd { request },
-        (0, _) => Event::IterationStart { request, phase: *phase, embedding: &embedding },
+        (0, _) => {
+            Event::IterationStart { request, phase: *phase, token: None, embedding: &embedding }
+        }
         (at, Some(probs)) if *phase == Phase::Prompt => Event::PromptRouted(PromptRouted {
             request,
             layer: MOE_LAYERS[at - 1],

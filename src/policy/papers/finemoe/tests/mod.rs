@@ -80,7 +80,7 @@ fn stored(store: &MapStore, shape: &Shape, index: usize) -> Iteration {
 }
 
 fn start(request: u32, embedding: &[f32]) -> Event<'_> {
-    Event::IterationStart { request, phase: Phase::Decode, embedding }
+    Event::IterationStart { request, phase: Phase::Decode, token: None, embedding }
 }
 
 fn routed(request: u32, layer: u32, probs: &[f32]) -> Event<'_> {

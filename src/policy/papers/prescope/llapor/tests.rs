@@ -265,11 +265,21 @@ fn each_layer_is_predicted_from_the_one_before() {
     let before = predictions(&mut llapor);
     let timing = Timing::default();
     llapor.observe(&Event::IterationEnd { request: 0, phase: Phase::Decode, timing });
-    llapor.observe(&Event::IterationStart { request: 0, phase: Phase::Decode, embedding: &[] });
+    llapor.observe(&Event::IterationStart {
+        request: 0,
+        phase: Phase::Decode,
+        token: None,
+        embedding: &[],
+    });
     assert_eq!(predictions(&mut llapor), before);
     llapor.emit(&mut |event| panic!("told twice: {event:?}"));
     // A prompt in between makes it void.
-    llapor.observe(&Event::IterationStart { request: 0, phase: Phase::Prompt, embedding: &[] });
+    llapor.observe(&Event::IterationStart {
+        request: 0,
+        phase: Phase::Prompt,
+        token: None,
+        embedding: &[],
+    });
     assert!(predictions(&mut llapor).is_empty());
 }
 
@@ -368,7 +378,10 @@ proptest! {
             let phase = if seed % 2 == 0 { Phase::Decode } else { Phase::Prompt };
             match kind {
                 9 => llapor.observe(&Event::RequestStart { request }),
-                10 => llapor.observe(&Event::IterationStart { request, phase, embedding: &[] }),
+                10 => {
+                    let (token, embedding) = (None, &[][..]);
+                    llapor.observe(&Event::IterationStart { request, phase, token, embedding });
+                }
                 11 => llapor.observe(&Event::RequestEnd { request }),
                 _ => llapor.observe(&step.event()),
             }
