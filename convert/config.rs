@@ -113,19 +113,19 @@ fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descript
     let flags = flags.filter(|(_, list)| list.as_array().is_some_and(|list| !list.is_empty()));
     let found = match (flags, value(text, &window.period)) {
         (Some((field, flags)), _) => {
-            let flag = |layer: u64| flags.get(layer as usize).and_then(Value::as_u64);
-            if let Some(layer) = (0..n).find(|layer| flag(*layer).is_none_or(|flag| flag > 1)) {
-                let got = flags.get(layer as usize).map_or("nothing".into(), shown);
-                return Err(file.fail(&format!("{field}.{layer}"), "0 or 1", got));
-            }
+            let flags = flags_of(file, field, flags, n)?;
             let usual = |layer: u64| !(layer + 1).is_multiple_of(4);
-            let other = (0..n).find(|layer| (flag(*layer) == Some(1)) != usual(*layer));
-            if let Some(layer) = other.filter(|_| by_number) {
-                let expected = format!("{}, which files imply", u8::from(usual(layer)));
-                let got = u8::from(!usual(layer)).to_string();
-                return Err(file.fail(&format!("{field}.{layer}"), expected, got));
+            if by_number {
+                check_flags(file, field, &flags, usual)?;
             }
-            list(&|layer| flag(layer) == Some(1))
+            if let Some(field) = &window.rotating
+                && let Some(rotating) = value(text, field)
+            {
+                let slides = flags.contains(&true);
+                let rotates = |layer: u64| !slides || flags[layer as usize];
+                check_flags(file, field, &flags_of(file, field, rotating, n)?, rotates)?;
+            }
+            list(&|layer| flags[layer as usize])
         }
         (None, Some(Value::String(letters))) if !letters.is_empty() => {
             let letters: Vec<char> = letters.chars().collect();
@@ -150,6 +150,31 @@ fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descript
         text.insert(LAYER_TYPES.into(), found.into());
     }
     Ok(())
+}
+
+/// A list of 0 and 1, one for each of `n` layers.
+fn flags_of(file: &Json, field: &str, list: &Value, n: u64) -> Result<Vec<bool>> {
+    let flag = |layer: u64| match list.get(layer as usize).map(Value::as_u64) {
+        Some(Some(flag @ 0..=1)) => Ok(flag == 1),
+        _ => {
+            let got = list.get(layer as usize).map_or("nothing".into(), shown);
+            Err(file.fail(&format!("{field}.{layer}"), "0 or 1", got))
+        }
+    };
+    (0..n).map(flag).collect()
+}
+
+/// Refuses flags of layers that files cannot say.
+fn check_flags(
+    file: &Json,
+    field: &str,
+    flags: &[bool],
+    implied: impl Fn(u64) -> bool,
+) -> Result<()> {
+    let other = (0..).zip(flags).find(|(layer, flag)| **flag != implied(*layer));
+    let Some((layer, flag)) = other else { return Ok(()) };
+    let expected = format!("{}, which files imply", u8::from(!flag));
+    Err(file.fail(&format!("{field}.{layer}"), expected, u8::from(*flag).to_string()))
 }
 
 /// Sizes that `per_layer_config` gives to single layers become fields of the kinds of layers: all

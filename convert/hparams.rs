@@ -30,8 +30,8 @@ pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, Owned
                 Some(layers) => by_layer(config, descriptor, layers, value)?,
                 None => value,
             };
-            // The vocabulary's keys have no architecture before them.
-            let is_own = key.starts_with("tokenizer.");
+            // These keys have no architecture before them.
+            let is_own = key.starts_with("tokenizer.") || key.starts_with("diffusion.");
             let key = if is_own { key.to_owned() } else { descriptor.key(key) };
             keys.push((key, value));
         }
@@ -39,7 +39,12 @@ pub fn keys(config: &Json, descriptor: &Descriptor) -> Result<Vec<(String, Owned
     if let Some(listed) = window_pattern(config, descriptor)? {
         let key = descriptor.key("attention.sliding_window_pattern");
         keys.retain(|(other, _)| *other != key);
-        keys.push((key, OwnedValue::from(listed)));
+        if descriptor.parts.window_is_optional && !listed.contains(&true) {
+            let window = descriptor.key("attention.sliding_window");
+            keys.retain(|(other, _)| *other != window);
+        } else {
+            keys.push((key, OwnedValue::from(listed)));
+        }
     }
     Ok(keys)
 }
@@ -171,6 +176,7 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
     let u32_of = |v: &Value| match v {
         Value::String(text) => named(text),
         Value::Number(number) if !numbers.is_empty() => named(&number.to_string()),
+        Value::Bool(flag) => named(&flag.to_string()),
         _ => v.as_u64().and_then(|n| u32::try_from(n).ok()),
     };
     let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);
@@ -313,10 +319,12 @@ fn check_known(config: &Json, descriptor: &Descriptor) -> Result<()> {
 fn check_window(config: &Json, descriptor: &Descriptor) -> Result<()> {
     const FIELD: &str = "sliding_window";
     let is_plain = descriptor.parts.window == Window::None;
+    // Some configs have false for no window.
     let unused = config.bool("use_sliding_window")? == Some(false);
-    let Some(window) = config.count(FIELD)?.filter(|_| is_plain && !unused) else {
+    if !is_plain || unused {
         return Ok(());
-    };
+    }
+    let Some(window) = config.count(FIELD)? else { return Ok(()) };
     let context = config.count("max_position_embeddings")?.unwrap_or(u64::MAX);
     let kinds = config.elements("layer_types")?;
     let slides = |kind: &Value| kind.as_str() == Some("sliding_attention");

@@ -492,7 +492,8 @@ impl Planner<'_> {
     }
 
     fn check_experts(&self, name: &str, group: &Group<'_>) -> Result<()> {
-        let n = self.sizes.experts;
+        let counted = group.values().next().and_then(|(row, _)| self.sizes.get(&row.experts));
+        let n = counted.unwrap_or(0);
         let missing = (0..n).find(|e| !group.contains_key(&(0, *e)));
         if let Some(e) = missing {
             let (expected, got) = (format!("experts 0 to {}", n - 1), format!("no expert {e}"));

@@ -792,7 +792,9 @@ fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
             assert!(out == expected, "interrupted at read {nth}");
             result.is_err()
         };
-        (1..8).filter(is_interrupted).count()
+        let n = (1..8).filter(is_interrupted).count();
+        eprintln!("{way:?}: {n} of 7 interrupted");
+        n
     });
     assert!(n_interrupted.iter().all(|n| *n > 1), "{n_interrupted:?}");
 }

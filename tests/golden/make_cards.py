@@ -4,6 +4,10 @@
     python make_cards.py llama.cpp LEVEL   their logits; LEVEL is bench/level.cpp, built against a
                                            release of llama.cpp by bench/level.py
     python make_cards.py transformers      logits of cards with "config"
+    python make_cards.py converted SOURCE LEVEL
+                                           logits of cards with "config" and "reference": "llama.cpp",
+                                           whose classes transformers does not have: the converter of
+                                           SOURCE, a release of llama.cpp, makes their GGUF files
 
 For qwen4exp LEVEL decodes one token at a time, without reuse of graphs, and before each sets
 indexer_top_k of the model's hparams (src/llama-model.h) so that the positions which llama.cpp lets
@@ -137,24 +141,67 @@ def with_llama_cpp(program, chosen):
             keep(name, np.fromfile(out, dtype=np.float32))
 
 
+def write_checkpoint(name, card, folder):
+    from safetensors.numpy import save_file
+
+    config = card["config"]
+    tensors, n_layers = {}, config.get("text_config", config)["num_hidden_layers"]
+    for pattern, shape in card["tensors"].items():
+        for tensor in names(pattern, n_layers):
+            experts = range(shape[2]) if "#" in tensor else [None]
+            for expert in experts:
+                full = tensor.replace("#", str(expert))
+                own = shape[:2] if "#" in tensor else shape
+                tensors[full] = values(name, full, own)
+    Path(folder, "config.json").write_text(json.dumps(config))
+    save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})
+
+
+def write_converted(source, folder, out):
+    """The GGUF file that llama.cpp's converter makes of a checkpoint, with numbers for texts."""
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    import conversion
+    import gguf
+
+    loaded = conversion.ModelBase.load_hparams(Path(folder), False)
+    kind = conversion.get_model_class(loaded["architectures"][0])
+
+    class Model(kind):
+        model_arch = kind.model_arch
+
+        def set_vocab(self):
+            out = self.gguf_writer
+            out.add_tokenizer_model("gpt2")
+            out.add_tokenizer_pre("qwen2")
+            out.add_token_list([f"<{i}>" for i in range(self.hparams["vocab_size"])])
+            out.add_token_types([1] * self.hparams["vocab_size"])
+            out.add_token_merges(["< 0"])
+
+    Model(Path(folder), gguf.LlamaFileType.ALL_F32, Path(out)).write()
+
+
+def with_converter(source, program, chosen):
+    for name, card in cards("config", chosen):
+        if card.get("reference") != "llama.cpp":
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            write_checkpoint(name, card, folder)
+            model, out = Path(folder, f"{name}.gguf"), Path(folder, "logits")
+            write_converted(Path(source), folder, model)
+            subprocess.run([program, "logits", model, out, *map(str, TOKENS)], check=True)
+            keep(name, np.fromfile(out, dtype=np.float32))
+
+
 def with_transformers(chosen):
     import torch
-    from safetensors.numpy import save_file
     import transformers
 
     for name, card in cards("config", chosen):
+        if card.get("reference") == "llama.cpp":
+            continue
         config = card["config"]
-        tensors, n_layers = {}, config.get("text_config", config)["num_hidden_layers"]
-        for pattern, shape in card["tensors"].items():
-            for tensor in names(pattern, n_layers):
-                experts = range(shape[2]) if "#" in tensor else [None]
-                for expert in experts:
-                    full = tensor.replace("#", str(expert))
-                    own = shape[:2] if "#" in tensor else shape
-                    tensors[full] = values(name, full, own)
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(config))
-            save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})
+            write_checkpoint(name, card, folder)
             model, info = getattr(transformers, config["architectures"][0]).from_pretrained(
                 folder,
                 dtype=torch.float32,
@@ -176,6 +223,8 @@ def main(command, *rest):
             write_gguf(name, card, Path(rest[0], f"{name}.gguf"))
     elif command == "llama.cpp":
         with_llama_cpp(rest[0], rest[1:])
+    elif command == "converted":
+        with_converter(rest[0], rest[1], rest[2:])
     else:
         with_transformers(rest)
 

@@ -33,7 +33,7 @@
 //! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`,
 //! `next`);
 //! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
-//! `layers`, the size that counts its `{layer}`; `integers`, that it is a table of such; `zeros`,
+//! `layers` and `experts`, the sizes that count its `{layer}` and `{expert}`; `integers`, that it is a table of such; `zeros`,
 //! that a checkpoint without it has zeros there.
 
 use std::collections::BTreeMap;
@@ -179,10 +179,15 @@ pub enum VocabularyModel {
 #[serde(deny_unknown_fields)]
 pub struct WindowLayers {
     /// A field: the number of layers of which the last sees everything, or a letter for each.
+    #[serde(default)]
     pub period: String,
     /// A field: a list with 1 for those that see a window.
     #[serde(default)]
     pub flags: Option<String>,
+    /// A field: a list with 1 for those that rotate, which must be those that see a window, or all
+    /// where none does.
+    #[serde(default)]
+    pub rotating: Option<String>,
 }
 
 /// A size by layer.
@@ -268,6 +273,8 @@ struct Target {
     kind: Kind,
     #[serde(default = "all_layers")]
     layers: String,
+    #[serde(default = "all_experts")]
+    experts: String,
     unless: Option<String>,
     #[serde(default)]
     integers: bool,
@@ -308,6 +315,8 @@ pub struct TensorRow {
     pub kind: Kind,
     /// The size that counts the layers of `{layer}`.
     pub layers: String,
+    /// The size that counts the experts of `{expert}`.
+    pub experts: String,
     /// A size that a config of such a checkpoint does not have.
     pub unless: Option<String>,
     pub integers: bool,
@@ -319,6 +328,10 @@ pub struct TensorRow {
 
 fn all_layers() -> String {
     "layers".into()
+}
+
+fn all_experts() -> String {
+    "experts".into()
 }
 
 impl Convert {
@@ -349,6 +362,7 @@ impl Descriptor {
                     optional: target.optional,
                     kind: target.kind,
                     layers: target.layers,
+                    experts: target.experts,
                     unless: target.unless,
                     integers: target.integers,
                     zeros: target.zeros,
