@@ -51,6 +51,7 @@ fn standard_text(
     }
     list_window(file, text, descriptor)?;
     spread_layers(file, text, descriptor)?;
+    join_theta(file, text, descriptor)?;
     let theta = descriptor.convert.theta.get(class).copied().unwrap_or(USUAL_THETA);
     // Where the context has a name of the class's own, its rotary embedding reads none.
     let mut names = descriptor.convert.synonyms.values().flatten();
@@ -149,6 +150,32 @@ fn list_window(file: &Json, text: &mut Map<String, Value>, descriptor: &Descript
     if value(text, LAYER_TYPES).is_none() {
         text.insert(LAYER_TYPES.into(), found.into());
     }
+    Ok(())
+}
+
+/// Files have one base of RoPE: a list of bases by layer becomes the base and flags of the layers
+/// that rotate.
+fn join_theta(file: &Json, text: &mut Map<String, Value>, descriptor: &Descriptor) -> Result<()> {
+    let Some(field) = &descriptor.convert.theta_by_layer else { return Ok(()) };
+    let Some(Value::Array(bases)) = value(text, field) else { return Ok(()) };
+    let bases = bases.iter().map(|base| base.as_f64().unwrap_or(f64::NAN)).collect::<Vec<_>>();
+    let joined = bases.iter().copied().find(|base| *base != 0.0);
+    if let Some(joined) = joined {
+        let other = bases.iter().position(|base| *base != 0.0 && *base != joined);
+        let other = other.or_else(|| joined.is_nan().then_some(0));
+        if let Some(layer) = other {
+            let expected = format!("0 or {joined}, the base of the other layers");
+            return Err(file.fail(&format!("{field}.{layer}"), expected, bases[layer].to_string()));
+        }
+        for name in [SCALING, PARAMETERS] {
+            if let Some(Value::Object(group)) = text.get_mut(name) {
+                group.remove(THETA);
+            }
+        }
+        text.insert(THETA.into(), joined.into());
+    }
+    let rotates = bases.iter().map(|base| Value::from(*base != 0.0)).collect::<Vec<_>>();
+    text.insert(field.clone(), rotates.into());
     Ok(())
 }
 

@@ -12,6 +12,8 @@ pub enum Map {
     Exp,
     /// −eˣ
     NegExp,
+    /// e⁻ˣ
+    ExpNeg,
 }
 
 impl Map {
@@ -21,6 +23,7 @@ impl Map {
             // In f64, so that the last bit is the same on every machine.
             Map::Exp => values.iter_mut().for_each(|v| *v = f64::from(*v).exp() as f32),
             Map::NegExp => values.iter_mut().for_each(|v| *v = -f64::from(*v).exp() as f32),
+            Map::ExpNeg => values.iter_mut().for_each(|v| *v = (-f64::from(*v)).exp() as f32),
         }
     }
 }
@@ -97,6 +100,7 @@ fn parse(text: &str) -> Option<Step<'_>> {
         "add" => Step::Map(Map::Add(rest.parse().ok()?)),
         "exp" if rest.is_empty() => Step::Map(Map::Exp),
         "neg-exp" if rest.is_empty() => Step::Map(Map::NegExp),
+        "exp-neg" if rest.is_empty() => Step::Map(Map::ExpNeg),
         _ => return None,
     })
 }
@@ -151,5 +155,7 @@ mod tests {
         assert_eq!(values, [-std::f32::consts::E, -7.389_056, -1.0]);
         Map::Exp.apply(&mut values[2..]);
         assert_eq!(values[2], 0.367_879_44);
+        Map::ExpNeg.apply(&mut values[..1]);
+        assert_eq!(values[0], 15.154_262);
     }
 }

@@ -329,6 +329,10 @@ fn configs_whose_layers_do_not_fit() {
     spoil("laguna_hf", "num_attention_heads_per_layer", json!([4, 0, 6, 4]), &["1 to", "0"]);
     spoil("deepseek4_hf", "compress_ratios", json!([0, 8, 128, 4]), &["0 or 128 or 4", "8"]);
     spoil("deepseek4_hf", "scoring_func", json!("tanh"), &["sqrtsoftplus", "tanh"]);
+    spoil("smallthinker_hf", "rope_layout", json!([0, 1, 0, 1, 0]), &["rope_layout.2", "1, which"]);
+    let bases = json!([0, 2, 1, 2]);
+    spoil("granitemoe_swa_hf", "layer_rope_theta", bases, &["layer_rope_theta.2", "0 or 2"]);
+    spoil("bailingmoe_hf", "norm_head", json!(true), &["norm_head", "false"]);
     spoil("bailingmoe3_hf", "layer_group_size", json!("big"), &["number", "big"]);
     spoil("gemma4_dense_hf", "use_double_wide_mlp", json!("yes"), &["true or false", "yes"]);
     spoil("jamba_hf", "attn_layer_period", json!("often"), &["number", "often"]);

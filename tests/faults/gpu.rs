@@ -772,7 +772,10 @@ fn an_interrupted_pass_of_a_prompt_leaves_nothing_of_it() {
     let turn = Turn::new("interrupted passes");
     let n_interrupted = [(1, 0.0), (1, 0.4), (1, 1.0), (2, 0.4)].map(|way| {
         let hand = Arc::new(Hand::default());
-        let engine = load(&turn.path, &three_tiers(&turn, way, &hand));
+        // So little in memory that every pass reads.
+        let options =
+            EngineOptions { vram: "25%".parse().unwrap(), ..three_tiers(&turn, way, &hand) };
+        let engine = load(&turn.path, &options);
         let expected = answer(&engine);
         let is_interrupted = |nth: &usize| {
             let mut session = engine.new_session().unwrap();

@@ -28,6 +28,7 @@
 //! - `add X` — X added to every value: norms stored as their distance from one
 //! - `exp` — x becomes eˣ
 //! - `neg-exp` — x becomes -eˣ
+//! - `exp-neg` — x becomes e⁻ˣ
 //!
 //! Other fields of a row: `part`, the place among the rows whose tensors lie one behind the other
 //! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`,
@@ -66,6 +67,9 @@ pub struct Convert {
     /// Which layers see a window, in configs without `layer_types`.
     #[serde(default)]
     pub window: Option<WindowLayers>,
+    /// A field: RoPE's base of each layer, 0 where a layer does not rotate. All others are one.
+    #[serde(default)]
+    pub theta_by_layer: Option<String>,
     /// RoPE's base by class, where a config has none; 10000 in others.
     #[serde(default)]
     pub theta: BTreeMap<String, f64>,

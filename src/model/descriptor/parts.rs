@@ -453,6 +453,9 @@ pub struct Router {
     /// A bias for the choice is part of the architecture, whatever the score.
     #[serde(default)]
     pub choice_bias: bool,
+    /// Published models lack the bias, or some do.
+    #[serde(default)]
+    pub bias_is_optional: bool,
     /// The bias is added to the logits, not to the probabilities.
     #[serde(default)]
     pub bias_on_logits: bool,

@@ -400,13 +400,15 @@ impl Binder<'_> {
         Ok(Some(Norm { kind, weight, bias: vec![0.0; n], eps }))
     }
 
-    /// Published models with sigmoid gates all choose by a bias, where their architecture has it.
+    /// Published models with sigmoid gates choose by a bias, where their architecture has it and does
+    /// not say that models may lack it.
     /// An architecture that began with another gate says beside the bias that it is a later one.
     pub fn choice_bias(&self, role: &str, l: usize, n: usize) -> Result<Option<Vec<f32>>> {
         let router = &self.descriptor.router;
         let is_biased = router.choice_bias || self.hyper.routing.choice.score == Score::Sigmoid;
         let is_biased = is_biased || router.score == Score::SqrtSoftplus;
-        if is_biased && self.descriptor.tensors.contains_key(role) {
+        let is_known = self.descriptor.tensors.contains_key(role);
+        if is_biased && is_known && !router.bias_is_optional {
             self.require(role, l)?;
         }
         let Some(bias) = self.find(role, l)? else { return Ok(None) };
