@@ -4,12 +4,16 @@
 
 mod costs;
 pub mod format;
+mod future;
 mod geometry;
+pub mod import;
 mod layout;
 mod link;
 mod machine;
+mod optimum;
 mod options;
 mod ordered;
+mod part;
 mod predictor;
 mod replicas;
 mod report;
@@ -22,11 +26,14 @@ pub mod table;
 mod traced;
 
 pub use costs::{CostModel, CpuExpert, Device, Host, LinkCosts, MeasuredMachine, Roofline};
+pub use future::{Belady, Bound, Future, Known, Oracle, future};
 pub use geometry::Geometry;
 pub use layout::Plain;
 pub use machine::Mode;
+pub use optimum::{Hits, Uses};
 pub use options::{Budget, Caching, SimOptions, Tiers};
 pub use ordered::Ordered;
+pub use part::Part;
 pub use replicas::{Dealt, Router, deal};
 pub use report::{Distribution, Iteration, Report, Totals};
 pub use requests::{by_turns, in_turn, kinds};

@@ -1,6 +1,6 @@
 //! A trace as routing.
 
-use super::format::Trace;
+use super::format::{Trace, UNKNOWN_TOKEN};
 use super::routing::{Pass, Routing};
 use crate::experts::{LayerNeeds, Needs};
 
@@ -60,7 +60,7 @@ impl Routing for Traced<'_> {
     }
 
     fn id(&self, token: usize) -> Option<u32> {
-        Some(self.trace.token_id(token))
+        Some(self.trace.token_id(token)).filter(|id| *id != UNKNOWN_TOKEN)
     }
 
     fn embedding(&self, token: usize, out: &mut Vec<f32>) {

@@ -85,6 +85,11 @@ const CASES: &[Case] = &[
         reads: &["m.gguf", "in.txt"],
     },
     Case {
+        args: &["trace", "import", "routing.csv", "-o", "OUT"],
+        kind: "trace",
+        reads: &["routing.csv"],
+    },
+    Case {
         args: &["trace", "train", "t.mtrace", "-o", "OUT"],
         kind: "profile",
         reads: &["t.mtrace"],
@@ -141,6 +146,7 @@ impl Bed {
         }
         write("in.txt", b"A prompt.");
         write("t.mtrace", b"MOEBATRC trace");
+        write("routing.csv", b"0,1\n1,0\n");
         write("messages.json", b"[]");
         write("hf/config.json", b"{}");
         write("hf/model-00001-of-00002.safetensors", b"weights");

@@ -36,6 +36,7 @@ const OUTPUTS: &[(&str, &str, Kind)] = &[
     ("logits", "output", Kind::Npy),
     ("logits", "experts", Kind::Npy),
     ("trace record", "output", Kind::Trace),
+    ("trace import", "output", Kind::Trace),
     ("trace train", "output", Kind::Profile),
     ("trace train", "report", Kind::Accuracies),
     ("man", "dir", Kind::Manual),

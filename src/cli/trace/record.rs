@@ -152,6 +152,7 @@ fn header(engine: &Engine, file: &Model, args: &Args) -> Result<Header> {
         k: model.hyper().routing.k,
         layers: (0..engine.n_layers()).map(layer).collect(),
         precision: if args.exact { Precision::Exact } else { Precision::Compact },
+        ids_only: false,
         hidden: args.hidden,
         ahead: args.ahead,
     })

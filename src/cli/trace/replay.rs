@@ -3,27 +3,30 @@
 use super::super::args;
 use super::super::out;
 use super::super::values::{self, Parsed};
+use super::asked::Asked;
 use super::machine::{MachineArg, known, machine_or_file};
+use super::stats::{PartArg, unions};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions};
 use crate::experts::Counters;
 use crate::policy::PolicySpec;
-use crate::trace::format::Trace;
+use crate::trace::format::{Header, Trace};
 use crate::trace::table::{Cell, Row, Table, columns};
 use crate::trace::{
     Device, Geometry, Ordered, Report, Reuse, Router, Routing, SimOptions, Source, Tiers, by_turns,
-    deal, simulate_policy,
+    deal, future, simulate_policy,
 };
 use crate::{Error, Result, terminal};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// A trace of `moeba trace record`
+    /// A trace of `moeba trace record` or `moeba trace import`
     trace: PathBuf,
-    /// Policies to compare (see run --policy); may be repeated
-    #[arg(long, value_name = "NAME", default_values_t = [PolicySpec::default()])]
-    policy: Vec<PolicySpec>,
+    /// Policies to compare (see run --policy), or what knows the future and no policy can beat:
+    /// belady knows all of it, known:N the next N tokens; may be repeated
+    #[arg(long, value_name = "NAME", default_values_t = [Asked::default()])]
+    policy: Vec<Asked>,
     /// Memory for experts, in percent of all experts
     #[arg(long, value_name = "N,N,…", default_value = "10,25,50,75")]
     #[arg(value_parser = percents)]
@@ -40,6 +43,8 @@ pub struct Args {
     /// The traced model's file, to take slots and reads from instead
     #[arg(long, value_name = "FILE")]
     gguf: Option<PathBuf>,
+    #[command(flatten)]
+    part: PartArg,
     /// Requests at the start that only fill caches [default: 8, or half of a short trace]
     #[arg(long, value_name = "N", value_parser = args::tokens_or_zero)]
     warm_up: Option<usize>,
@@ -53,16 +58,16 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Format {
+pub enum Format {
     Md,
     Csv,
 }
 
 /// Parts of 1.
 #[derive(Clone, Debug)]
-struct Percents(Vec<f64>);
+pub struct Percents(pub Vec<f64>);
 
-fn percents(text: &str) -> Parsed<Percents> {
+pub fn percents(text: &str) -> Parsed<Percents> {
     values::list(text, percent).map(Percents)
 }
 
@@ -86,20 +91,46 @@ pub fn sizes(text: &str) -> Parsed<String> {
     known(text, Geometry::names())
 }
 
+const HIT_RATE: &str = "Hit rate of decode";
+
 /// The default of `--warm-up`.
 const USUAL_WARM_UP: usize = 8;
 
 pub fn run(args: Args) -> Result<()> {
     let trace = Trace::open(&args.trace)?;
+    for policy in &args.policy {
+        if let Some(what) = lacks(*policy, trace.header()) {
+            let path = args.trace.display();
+            return Err(Error::invalid(format!("{path}: {policy} needs {what}")));
+        }
+    }
+    let requests = args.part.requests(&trace)?;
     match args.replicas {
-        Some(n) => routers(&args, &trace, n),
-        None => compare(&args, &trace),
+        Some(n) => routers(&args, &trace, &requests, n),
+        None => compare(&args, &trace, &requests),
     }
 }
 
+/// An input of a policy that the trace does not have.
+fn lacks(policy: Asked, header: &Header) -> Option<&'static str> {
+    let Asked::Policy(PolicySpec { predictor, eviction, .. }) = policy else { return None };
+    if header.ids_only && (predictor == "map" || eviction == "map") {
+        return Some(
+            "the routers' probabilities, and this trace has the numbers of the chosen experts \
+             alone: record one with moeba trace record, or import one with weights",
+        );
+    }
+    let looks_ahead = predictor == "next-layer" && header.ahead == 0;
+    looks_ahead.then_some(
+        "what the next layer's router makes of an activation, which this trace does not have: \
+         record one with moeba trace record",
+    )
+}
+
 /// The rules of a router, by budget, with the first policy.
-fn routers(args: &Args, trace: &Trace, n: usize) -> Result<()> {
-    let order = by_turns(trace, 1);
+fn routers(args: &Args, trace: &Trace, requests: &[usize], n: usize) -> Result<()> {
+    let mut order = by_turns(trace, 1);
+    order.retain(|request| requests.contains(request));
     if order.len() < n {
         let why = format!("--replicas {n}: the trace has {} requests", order.len());
         return Err(Error::Usage(why));
@@ -107,7 +138,7 @@ fn routers(args: &Args, trace: &Trace, n: usize) -> Result<()> {
     let stands_for = Geometry::names().find(|name| *name == args.sizes).expect("it was checked");
     let source = Source { trace, stands_for };
     let machine = args.machine.read()?;
-    let policy = args.policy.first().cloned().unwrap_or_default().to_string();
+    let policy = args.policy.first().copied().unwrap_or_default();
     let bar = terminal::bar("replaying", (Router::ALL.len() * args.budget.0.len()) as u64);
     let (mut hits, mut bytes) = (Vec::new(), Vec::new());
     for router in Router::ALL {
@@ -118,11 +149,11 @@ fn routers(args: &Args, trace: &Trace, n: usize) -> Result<()> {
             let mut n_tokens = 0;
             for requests in &dealt.requests {
                 crate::interrupt::check()?;
-                let mut options = machine.options(&source, &policy, share);
+                let mut options = machine.options(&source, &policy.spec().to_string(), share);
                 options.n_warm_up = warm_up_of(args.warm_up, requests.len());
                 let routing = source.routing();
                 let routing = Ordered { routing: &routing, order: requests.clone() };
-                let decode = one(args, trace, &routing, share, &options)?.decode;
+                let decode = one(args, trace, &routing, policy, share, &options)?.decode;
                 counters = counters.plus(&decode.counters);
                 n_tokens += decode.n_tokens;
             }
@@ -146,11 +177,12 @@ fn routers(args: &Args, trace: &Trace, n: usize) -> Result<()> {
         args.budget.0.iter().map(|share| format!("{:.0} %", 100.0 * share)).collect();
     let with_load = budgets.iter().cloned().chain(["most tokens / mean".to_owned()]);
     let tables = [
-        ("Hit rate of decode", columns("router", with_load), hits),
+        (HIT_RATE, columns("router", with_load), hits),
         ("MiB read for a token", columns("router", budgets.clone()), bytes),
     ];
     for (title, columns, rows) in tables {
-        write(args, &Table { title: title.into(), setting: setting.clone(), columns, rows })?;
+        let table = Table { title: title.into(), setting: setting.clone(), columns, rows };
+        write_table(args.output, &table)?;
     }
     Ok(())
 }
@@ -160,8 +192,8 @@ fn warm_up_of(asked: Option<usize>, n_requests: usize) -> usize {
     asked.unwrap_or(USUAL_WARM_UP).min(n_requests / 2)
 }
 
-fn write(args: &Args, table: &Table) -> Result<()> {
-    match args.output {
+pub fn write_table(format: Format, table: &Table) -> Result<()> {
+    match format {
         Format::Md => out::write(table.markdown().as_bytes()),
         Format::Csv => out::write(table.csv().as_bytes()),
     }
@@ -189,8 +221,8 @@ fn warm_up(asked: Option<usize>, n_requests: usize) -> Result<usize> {
 }
 
 /// The policies that were asked for, by budget.
-fn compare(args: &Args, trace: &Trace) -> Result<()> {
-    let n_warm_up = warm_up(args.warm_up, trace.requests().len())?;
+fn compare(args: &Args, trace: &Trace, requests: &[usize]) -> Result<()> {
+    let n_warm_up = warm_up(args.warm_up, requests.len())?;
     // Names live as long as the program: they are a handful.
     let stands_for = Geometry::names().find(|name| *name == args.sizes).expect("it was checked");
     let source = Source { trace, stands_for };
@@ -201,9 +233,11 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
         let mut reports = Vec::new();
         for &share in &args.budget.0 {
             crate::interrupt::check()?;
-            let mut options = machine.options(&source, &policy.to_string(), share);
+            let mut options = machine.options(&source, &policy.spec().to_string(), share);
             options.n_warm_up = n_warm_up;
-            reports.push(one(args, trace, &source.routing(), share, &options)?);
+            let routing = source.routing();
+            let routing = Ordered { routing: &routing, order: requests.to_vec() };
+            reports.push(one(args, trace, &routing, *policy, share, &options)?);
             bar.inc(1);
         }
         runs.push((policy.to_string(), reports));
@@ -211,16 +245,17 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
     drop(bar);
     let reuse = Reuse::of(trace);
     let setting = format!(
-        "{}. Of all uses of experts {:.1} % are of experts that the token before used as well, and \
-         {:.1} % of the most used quarter",
+        "{}{}. Of all uses of experts {:.1} % are of experts that the token before used as well, \
+         and {:.1} % of the most used quarter",
         source.describe(&machine.name()),
+        args.part.describe(requests.len()),
         100.0 * reuse.of_last_token,
         100.0 * reuse.of_hottest_quarter
     );
     let values: [(&str, fn(&Report) -> Cell); 4] = [
         ("TPOT, ms", |r| Cell::Number(r.tpot.mean / 1e6, 3)),
         ("TTFT, ms", |r| Cell::Number(r.ttft.mean / 1e6, 3)),
-        ("Hit rate of decode", |r| Cell::Share(r.decode.counters.hit_rate())),
+        (HIT_RATE, |r| Cell::Share(r.decode.counters.hit_rate())),
         ("MiB read for a token", |r| {
             Cell::Number(r.decode.read_bytes_per_token() / f64::from(1 << 20), 2)
         }),
@@ -228,13 +263,14 @@ fn compare(args: &Args, trace: &Trace) -> Result<()> {
     let budgets = || args.budget.0.iter().map(|share| format!("{:.0} %", 100.0 * share));
     for (title, value) in values {
         let rows = runs.iter().map(|(name, reports)| Row::new(name, reports.iter().map(value)));
+        let unions = (title == HIT_RATE).then(|| unions(trace, &args.budget.0));
         let table = Table {
             title: title.into(),
             setting: format!("By memory for experts; {setting}."),
             columns: columns("policy", budgets()),
-            rows: rows.collect(),
+            rows: rows.chain(unions).collect(),
         };
-        write(args, &table)?;
+        write_table(args.output, &table)?;
     }
     Ok(())
 }
@@ -244,6 +280,7 @@ fn one(
     args: &Args,
     trace: &Trace,
     routing: &dyn Routing,
+    policy: Asked,
     share: f64,
     options: &SimOptions,
 ) -> Result<Report> {
@@ -251,7 +288,16 @@ fn one(
         Some(model) => own_tier(model, trace, share)?,
         None => Tiers::of(routing, options)?,
     };
-    simulate_policy(routing, options, tiers, |shape| options.policy.build(shape, &options.profile))
+    simulate_policy(routing, options, tiers, |shape| match policy {
+        Asked::Policy(spec) => {
+            let policy = spec.build(shape, &options.profile);
+            // Once, not for each budget.
+            let notes = policy.notes.iter().filter(|_| share == args.budget.0[0]);
+            notes.for_each(|note| log::warn!("{note}"));
+            policy
+        }
+        Asked::Bound(bound) => bound.policy(future(routing), shape),
+    })
 }
 
 /// Slots and reads of the traced model itself.

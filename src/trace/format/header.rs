@@ -1,7 +1,7 @@
 //! The header of a trace. Layout, after its length: model name (u16 length, UTF-8), model key (32
-//! bytes), u32 n_embd, u32 k, u8 precision (0 compact, 1 exact), u8 whether there are hidden
-//! states, u8 the largest distance ahead, u32 layers; then for each layer u32 experts (0: dense),
-//! u64 bytes of an expert, u32 granules of an expert, u64 bytes of a slot.
+//! bytes), u32 n_embd, u32 k, u8 precision (0 compact, 1 exact; 2 more without probabilities), u8
+//! whether there are hidden states, u8 the largest distance ahead, u32 layers; then for each layer
+//! u32 experts (0: dense), u64 bytes of an expert, u32 granules of an expert, u64 bytes of a slot.
 
 use super::bytes::{Bytes, Fault, put_string};
 use crate::policy::ModelKey;
@@ -45,6 +45,8 @@ pub struct Header {
     pub k: usize,
     pub layers: Vec<LayerShape>,
     pub precision: Precision,
+    /// Whether the routers' probabilities are unknown: chosen experts are all that there is.
+    pub ids_only: bool,
     /// Whether decode steps have hidden states.
     pub hidden: bool,
     /// The largest distance of routers on earlier activations of decode steps; 0: none.
@@ -66,8 +68,9 @@ impl Header {
         out.extend(self.key);
         out.extend(count(self.n_embd));
         out.extend(count(self.k));
-        let exact = self.precision == Precision::Exact;
-        out.extend([exact.into(), self.hidden.into(), self.ahead as u8]);
+        let exact = u8::from(self.precision == Precision::Exact);
+        let values = exact | u8::from(self.ids_only) << 1;
+        out.extend([values, self.hidden.into(), self.ahead as u8]);
         out.extend(count(self.layers.len()));
         for layer in &self.layers {
             out.extend(count(layer.n_experts));
@@ -84,9 +87,12 @@ impl Header {
         let key = rest.array("key of the model")?;
         let n_embd = rest.count(MAX_N_EMBD, "width of the model")?;
         let k = rest.count(MAX_EXPERTS, "experts of a token")?;
-        let precision = match flag(&mut rest, "precision")? {
-            false => Precision::Compact,
-            true => Precision::Exact,
+        let (precision, ids_only) = match rest.u8("precision")? {
+            byte @ 0..4 => {
+                let exact = byte & 1 == 1;
+                (if exact { Precision::Exact } else { Precision::Compact }, byte & 2 == 2)
+            }
+            byte => return Err(rest.fault(1, "0 to 3 as precision", byte)),
         };
         let hidden = flag(&mut rest, "hidden states")?;
         let ahead = rest.u8("distances ahead")?.into();
@@ -101,7 +107,7 @@ impl Header {
             });
         }
         rest.end()?;
-        let header = Header { model, key, n_embd, k, layers, precision, hidden, ahead };
+        let header = Header { model, key, n_embd, k, layers, precision, ids_only, hidden, ahead };
         header.check()?;
         Ok(header)
     }

@@ -46,7 +46,8 @@ impl Layout {
         for (i, &layer) in moe.iter().enumerate() {
             let part = &mut layers[layer];
             part.chosen = grow(&mut row.chosen, header.k.min(n_experts(layer)));
-            part.probs = grow(&mut row.probs, n_experts(layer));
+            let n_probs = if header.ids_only { 0 } else { n_experts(layer) };
+            part.probs = grow(&mut row.probs, n_probs);
             part.hidden = grow(&mut row.hidden, if header.hidden { header.n_embd } else { 0 });
             for distance in 1..=header.ahead {
                 let Some(target) = target(&moe, i, distance) else { break };

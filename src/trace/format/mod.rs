@@ -3,8 +3,9 @@
 //! and the decode steps after it.
 //!
 //! For each token: its id, and for each MoE layer the chosen experts, best first, and the
-//! probabilities of all experts. The embedding of a token never changes, so each is stored once.
-//! For decode steps also, if the header says so, the *hidden* state (what the router saw: the
+//! probabilities of all experts, unless the header says that they are unknown. An id of
+//! [`UNKNOWN_TOKEN`] is that of no token. The embedding of a token never changes, so each is stored
+//! once. For decode steps also, if the header says so, the *hidden* state (what the router saw: the
 //! normalised input of the experts) and, for distances 1 to `ahead`, what the routers of the MoE
 //! layers that come next make of this layer's activation (MoEpic, Eq. 3). Distances count MoE
 //! layers. Behind the last MoE layer comes the next token's first one, as far as distance 1 goes:
@@ -41,6 +42,9 @@ mod writer;
 pub use header::{Header, LayerShape, MAX_AHEAD, Precision};
 pub use reader::{Request, Trace};
 pub use writer::Writer;
+
+/// Stands for the id of a token that is not known.
+pub const UNKNOWN_TOKEN: u32 = u32::MAX;
 
 const MAGIC: &[u8; 8] = b"MOEBATRC";
 const VERSION: u32 = 1;

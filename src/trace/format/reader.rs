@@ -85,7 +85,8 @@ impl Trace {
         &row[self.codec.layout.layers[layer].chosen.clone()]
     }
 
-    /// Replaces the contents of `out` by the probabilities of all experts; none in a dense layer.
+    /// Replaces the contents of `out` by the probabilities of all experts; none in a dense layer,
+    /// or if they are unknown.
     pub fn probs(&self, token: usize, layer: usize, out: &mut Vec<f32>) {
         let (precision, row) = (self.header.precision, self.codec.layout.row.probs);
         let range = &self.codec.layout.layers[layer].probs;

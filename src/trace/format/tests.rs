@@ -78,7 +78,7 @@ fn pass(header: &Header, phase: Phase, n: usize, numbers: &mut Numbers) -> Pass 
         for _ in 0..n {
             let probs = numbers.probs(shape.n_experts);
             routed.chosen.extend(best(&probs, header.k));
-            routed.probs.extend(probs);
+            routed.probs.extend(probs.into_iter().filter(|_| !header.ids_only));
         }
         if phase == Phase::Decode {
             let n_hidden = if header.hidden { header.n_embd } else { 0 };
@@ -161,6 +161,7 @@ impl Example {
         let k = self.header.k.min(n);
         assert_eq!(trace.chosen(token, layer), &routed.chosen[i * k..][..k]);
         trace.probs(token, layer, &mut got);
+        let n = if self.header.ids_only { 0 } else { n };
         self.alike(&got, &routed.probs[i * n..][..n], 0.01);
         trace.hidden(token, layer, &mut got);
         self.alike(&got, &routed.hidden, 1e-3 * 10.0);
@@ -196,10 +197,11 @@ prop_compose! {
     fn any_header()(
         layers in prop::collection::vec(any_layer(), 0..5),
         (n_embd, k, ahead) in (0..5usize, 1..4usize, 0..=MAX_AHEAD),
-        (exact, hidden, key) in any::<(bool, bool, [u8; 32])>(),
+        (exact, hidden, ids_only, key) in any::<(bool, bool, bool, [u8; 32])>(),
     ) -> Header {
         let precision = if exact { Precision::Exact } else { Precision::Compact };
-        Header { model: "a model".into(), key, n_embd, k, layers, precision, hidden, ahead }
+        let model = "a model".into();
+        Header { model, key, n_embd, k, layers, precision, ids_only, hidden, ahead }
     }
 }
 
@@ -281,7 +283,8 @@ fn two_layers(precision: Precision) -> Header {
     let moe = LayerShape { n_experts: 4, expert_bytes: 8, n_granules: 1, slot_bytes: 8 };
     let layers = vec![LayerShape::default(), moe, moe];
     let model = "m".to_string();
-    Header { model, key: [3; 32], n_embd: 2, k: 2, layers, precision, hidden: true, ahead: 2 }
+    let (key, n_embd, k, hidden, ahead) = ([3; 32], 2, 2, true, 2);
+    Header { model, key, n_embd, k, layers, precision, ids_only: false, hidden, ahead }
 }
 
 #[test]

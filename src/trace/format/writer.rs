@@ -128,7 +128,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// `chosen`: [tokens, k], best first; `probs`: [tokens, experts].
+    /// `chosen`: [tokens, k], best first; `probs`: [tokens, experts], or none if they are unknown.
     pub fn routed(&mut self, layer: usize, chosen: &[u32], probs: &[f32]) {
         let (part, row) = (&self.codec.layout.layers[layer], self.codec.layout.row);
         let (columns, n) = (&mut self.block.columns, self.pass.rows.len());
