@@ -13,6 +13,8 @@ mod key;
 mod lost_pages;
 mod overrides;
 mod parse;
+#[cfg(feature = "gguf-rs")]
+mod second_opinion;
 mod sniff;
 mod stamp;
 mod types;
@@ -25,6 +27,8 @@ pub use header::{Header, Metadata, TensorInfo};
 #[cfg(unix)]
 pub(crate) use lost_pages::install as report_lost_pages;
 pub use overrides::Override;
+#[cfg(feature = "gguf-rs")]
+pub use second_opinion::second_opinion;
 pub use types::TensorType;
 pub use value::{Array, ArrayIter, OwnedArray, OwnedValue, Value, ValueType};
 pub use writer::Writer;

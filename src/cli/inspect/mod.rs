@@ -49,11 +49,12 @@ pub fn run(args: InspectArgs) -> Result<()> {
     if args.check {
         gguf = check(gguf)?;
     }
+    let opinion = if args.check { opinion(&gguf)? } else { String::new() };
     let experts = experts::all(&gguf)?;
     let summary = Summary::of(&gguf);
     let text = match (args.json, args.check) {
         (true, checked) => json_text(&gguf, &summary, &experts, checked)?,
-        (false, true) => checked_text(&gguf, &summary)?,
+        (false, true) => checked_text(&gguf, &summary)? + &opinion,
         (false, false) => table_text(&gguf, &summary, &experts),
     };
     out::write(text.as_bytes())?;
@@ -77,6 +78,18 @@ fn check(gguf: Gguf) -> Result<Gguf> {
     gguf.check_all_finite(|_| {})?;
     granules::check_all_finite(&gguf)?;
     Ok(gguf)
+}
+
+/// A line with gguf-rs's reading of the file.
+#[cfg(feature = "gguf-rs")]
+fn opinion(gguf: &Gguf) -> Result<String> {
+    crate::gguf::second_opinion(gguf).map(|said| said + "\n")
+}
+
+/// Without the feature `gguf-rs` there is no second opinion.
+#[cfg(not(feature = "gguf-rs"))]
+fn opinion(_: &Gguf) -> Result<String> {
+    Ok(String::new())
 }
 
 fn json_text(
