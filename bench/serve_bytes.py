@@ -167,7 +167,7 @@ def compare(port, expected, concurrency, seed):
 
 def matrix(quick):
     """Settings of the server, each with its concurrencies."""
-    policies = ["auto", "on-demand", "finemoe", "moe-infinity", "moepic", "prescope"]
+    policies = ["on-demand", "finemoe", "moe-infinity", "moepic", "prescope"]
     if quick:
         return [(["--parallel", "4", "-t", "2"], [8]),
                 (["--parallel", "2", "-t", "1", "--ram", "10%", "--kv-ram", "0"], [4])]

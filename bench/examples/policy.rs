@@ -7,7 +7,7 @@ use std::path::Path;
 
 use moeba::engine::{Counters, Engine, EngineOptions, Generator, Limits, Request};
 use moeba::policy::{
-    Event, Expert, Names, PolicySpec, Prediction, Predictor, PredictorEntry, Shape, Trial, register,
+    Event, Expert, Names, PolicySpec, Prediction, Predictor, PredictorEntry, Shape, register,
 };
 use moeba::tokenizer::EncodeOptions;
 use moeba::{Error, Result};
@@ -16,7 +16,6 @@ use moeba::{Error, Result};
 const NAMES: &Names = &Names {
     predictors: &[PredictorEntry {
         name: "same-again",
-        trial: Trial::Never,
         build: |builder| Some(Box::new(SameAgain::new(builder.shape))),
     }],
     evictions: &[],

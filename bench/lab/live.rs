@@ -2,7 +2,7 @@
 //! a profile that grows from request to request, as a user's does. Policies run in turn.
 
 use crate::papers::call;
-use crate::tables::side_by_side_live::{Live, beside_best};
+use crate::tables::side_by_side_live::{DEFAULT, Live, beside_best};
 use moeba::policy::PolicySpec;
 use moeba::{Error, Result};
 use serde_json::Value;
@@ -10,14 +10,10 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Those that a user names, `auto` at the end, and two of parts.
+/// Those that a user names, and two of parts; the last is the default.
 pub fn policies<'a>() -> Vec<&'a str> {
-    let parts = [
-        "predictor=next-layer,eviction=scan-resistant",
-        "predictor=trajectory,eviction=scan-resistant",
-    ];
-    let named = PolicySpec::names().filter(|name| *name != "auto");
-    named.chain(parts).chain(["auto"]).collect()
+    let parts = ["predictor=next-layer,eviction=scan-resistant", DEFAULT];
+    PolicySpec::names().chain(parts).collect()
 }
 
 /// Percent of the experts in memory.
@@ -146,7 +142,7 @@ fn line(model: &str, policy: &str, budget: u32, mut requests: Vec<Request>) -> S
     format!("{model};{policy};{};{};{figures}\n", f64::from(budget) / 100.0, tpots.join(","))
 }
 
-/// The lines as a table, with `auto` beside the fastest of the others.
+/// The lines as a table, with the default beside the fastest of the others.
 pub fn report(lines: &str) -> Result<String> {
     let runs = lines.lines().map(Live::parse).collect::<std::result::Result<Vec<_>, _>>();
     let runs = runs.map_err(Error::invalid)?;
@@ -167,11 +163,11 @@ pub fn report(lines: &str) -> Result<String> {
         ));
     }
     text.push_str(
-        "\n| model | budget | the fastest, by every other prompt | `auto` on the others |\n\
+        "\n| model | budget | the fastest, by every other prompt | the default on the others |\n\
          |---|---:|---|---:|\n",
     );
     for pair in beside_best(&runs) {
-        let Live { model, budget, .. } = pair.auto;
+        let Live { model, budget, .. } = pair.own;
         text.push_str(&format!(
             "| {model} | {:.0} % | {} | {:+.1} % |\n",
             100.0 * budget,
@@ -205,12 +201,12 @@ mod tests {
             mib: 3.0,
             policy_share: 0.01,
         };
-        let written = line("demo", "auto", 25, [3.0, 1.0, 2.0].map(request).to_vec());
+        let written = line("demo", "finemoe", 25, [3.0, 1.0, 2.0].map(request).to_vec());
         let live = Live::parse(written.trim()).unwrap();
         assert_eq!(live.tpots, [3.0, 1.0, 2.0]);
         assert_eq!((live.ttft_ms, live.budget), (20.0, 0.25));
         assert!(
-            report(&written).unwrap().contains("| demo | 25 % | auto | 2.000 | 1.000 | 3.000 |")
+            report(&written).unwrap().contains("| demo | 25 % | finemoe | 2.000 | 1.000 | 3.000 |")
         );
     }
 

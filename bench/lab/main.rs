@@ -2,7 +2,6 @@
 //! routing. It uses the library through its public items only.
 
 mod command;
-mod future;
 mod hybrid;
 mod live;
 mod papers;

@@ -154,7 +154,7 @@ pub struct ExpertArgs {
     /// experts, or auto for all available memory that nothing else needs
     #[arg(long, value_name = "SIZE", default_value = "auto", env = "MOEBA_RAM")]
     pub ram: RamBudget,
-    /// How to prefetch, evict and split experts: auto, on-demand, deepspeed, brainstorm,
+    /// How to prefetch, evict and split experts: on-demand, deepspeed, brainstorm,
     /// mixtral-offloading, moe-infinity, finemoe, moepic, prescope, or a combination such as
     /// predictor=map,eviction=lcp,split=0.5; any other word lists all names
     #[arg(long, value_name = "NAME", default_value_t, env = "MOEBA_POLICY")]

@@ -73,12 +73,7 @@ fn offered(arg: Arg) -> Arg {
     let values: Vec<&'static str> = match id.as_str() {
         "machine" => Device::names().collect(),
         "sizes" => Geometry::names().collect(),
-        "policy" => {
-            let mut names: Vec<_> = PolicySpec::names().collect();
-            // The default first.
-            names.sort_by_key(|name| *name != "auto");
-            names
-        }
+        "policy" => PolicySpec::names().collect(),
         id => VALUES.iter().find(|(known, _)| *known == id).map_or(&[][..], |(_, v)| v).to_vec(),
     };
     if let Some((_, hint)) = path {

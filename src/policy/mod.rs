@@ -4,7 +4,6 @@
 //! equal answers.
 
 mod all_next;
-mod auto;
 mod counts;
 mod forecast;
 mod grid;
@@ -29,7 +28,6 @@ mod spec;
 mod trajectory;
 
 pub use all_next::AllNext;
-pub use auto::{Auto, Candidate};
 pub use counts::Counts;
 pub use hot_table::HotTable;
 pub use lcp::Lcp;
@@ -46,8 +44,8 @@ pub use placement::{Missing, Placement, PredictedLayer, Schedule, Timer, View};
 pub use prefetch_planner::PrefetchPlanner;
 pub use profile::{ModelKey, Profile};
 pub use random::{Random, mix};
-pub use registry::{Builder, EvictionEntry, Names, PredictorEntry, Trial, register};
-pub use running::{divide, is_asked, is_time_to_split};
+pub use registry::{Builder, EvictionEntry, Names, PredictorEntry, register};
+pub use running::{is_asked, is_time_to_split};
 pub use scan_resistant::ScanResistant;
 pub use spec::{PlacementKind, Policy, PolicySpec, SplitKind};
 pub use trajectory::TrajectoryPredictor;
@@ -293,22 +291,6 @@ pub trait Predictor: Send {
     /// Whether it predicts for prompts.
     fn predicts_prompts(&self) -> bool {
         false
-    }
-
-    /// Gives away the parts of it that are slow, before the first event. They run on a thread
-    /// beside the layer loop and observe events, whichever of them predicts.
-    fn take_slow_parts(&mut self) -> Vec<Box<dyn Predictor>> {
-        Vec::new()
-    }
-
-    /// Whether they are to observe the last event as well, if none of them predicts.
-    fn slow_parts_observe(&self) -> bool {
-        true
-    }
-
-    /// The slow part that predicts in its place, by its number, until another event.
-    fn deputy(&self) -> Option<usize> {
-        None
     }
 
     /// Its decision and the reason, for the user.

@@ -4,16 +4,13 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::{
-    AllNext, Auto, Candidate, Counts, Eviction, HotTable, Lcp, Lfu, Lru, NextLayer, NextToken,
-    PolicySpec, Predictor, Profile, Random, ScanResistant, Shape, TrajectoryPredictor, papers,
+    AllNext, Counts, Eviction, HotTable, Lcp, Lfu, Lru, NextLayer, NextToken, PolicySpec,
+    Predictor, Profile, Random, ScanResistant, Shape, TrajectoryPredictor, papers,
 };
 use crate::{Error, Result};
 
 /// The seed of random eviction: runs are repeatable.
 const RANDOM_SEED: u64 = 0x6d6f_6562_6121;
-
-/// The default policy's predictor.
-const TRAJECTORY: &str = "trajectory";
 
 /// The names that a paper, the set of baselines or a program adds to `--policy`.
 pub struct Names {
@@ -38,7 +35,6 @@ impl Names {
 
 pub struct PredictorEntry {
     pub name: &'static str,
-    pub trial: Trial,
     /// Returns `None` if there is nothing to predict with, and says why in the builder's notes.
     pub build: fn(&mut Builder<'_>) -> Option<Box<dyn Predictor>>,
 }
@@ -46,15 +42,6 @@ pub struct PredictorEntry {
 pub struct EvictionEntry {
     pub name: &'static str,
     pub build: fn(&mut Builder<'_>) -> Box<dyn Eviction>,
-}
-
-/// Whether `auto` tries a predictor, beside the default policy's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trial {
-    Never,
-    Always,
-    /// Once the profile has this section: the predictor must be trained before it can predict.
-    WithSection(&'static str),
 }
 
 /// The inputs of a policy: the tier's shape and what earlier runs learned.
@@ -85,38 +72,13 @@ impl Builder<'_> {
         let trajectory = restored.unwrap_or_else(|| TrajectoryPredictor::new(self.shape));
         Box::new(NextToken::new(self.shape, Some(Box::new(trajectory))))
     }
-
-    /// The candidates of `auto`: the default policy's predictor, every other predictor that can
-    /// learn from nothing or has been trained, and no prefetch. The eviction hears the default
-    /// one's estimates, and for those that cost little it is tried without: a link that brings
-    /// what is expected, and so the estimates, may cost more than they save.
-    fn auto(&mut self) -> Auto {
-        let trajectory = Some(self.trajectory());
-        let mut candidates =
-            vec![Candidate { name: TRAJECTORY, predictor: trajectory, is_tried_alone: false }];
-        for entry in predictors() {
-            let is_ready = match entry.trial {
-                Trial::Never => false,
-                Trial::Always => true,
-                Trial::WithSection(section) => self.profile.get(section).is_some(),
-            };
-            if let Some(predictor) = is_ready.then(|| (entry.build)(self)).flatten() {
-                let is_tried_alone = !predictor.is_slow();
-                let predictor = Some(predictor);
-                candidates.push(Candidate { name: entry.name, predictor, is_tried_alone });
-            }
-        }
-        candidates.push(Candidate { name: "no prefetch", predictor: None, is_tried_alone: true });
-        Auto::new(candidates, Some(TRAJECTORY), self.profile)
-    }
 }
 
 const fn predictor(
     name: &'static str,
-    trial: Trial,
     build: fn(&mut Builder<'_>) -> Option<Box<dyn Predictor>>,
 ) -> PredictorEntry {
-    PredictorEntry { name, trial, build }
+    PredictorEntry { name, build }
 }
 
 const fn eviction(
@@ -128,13 +90,12 @@ const fn eviction(
 
 const BASELINES: Names = Names {
     predictors: &[
-        predictor("none", Trial::Never, |_| None),
-        predictor("next-layer", Trial::Always, |b| Some(Box::new(NextLayer::new(b.shape)))),
-        predictor("next-token", Trial::Never, |b| Some(Box::new(NextToken::new(b.shape, None)))),
-        predictor(TRAJECTORY, Trial::Never, |b| Some(b.trajectory())),
-        predictor("all-next", Trial::Never, |b| Some(Box::new(AllNext::new(b.shape)))),
-        predictor("counts", Trial::Never, |b| Some(Box::new(Counts::new(b.shape)))),
-        predictor("auto", Trial::Never, |b| Some(Box::new(b.auto()))),
+        predictor("none", |_| None),
+        predictor("next-layer", |b| Some(Box::new(NextLayer::new(b.shape)))),
+        predictor("next-token", |b| Some(Box::new(NextToken::new(b.shape, None)))),
+        predictor("trajectory", |b| Some(b.trajectory())),
+        predictor("all-next", |b| Some(Box::new(AllNext::new(b.shape)))),
+        predictor("counts", |b| Some(Box::new(Counts::new(b.shape)))),
     ],
     evictions: &[
         eviction("lru", |b| Box::new(Lru::new(b.shape))),
@@ -152,7 +113,6 @@ const BASELINES: Names = Names {
         ("deepspeed", PolicySpec::whole("all-next", "lru")),
         ("brainstorm", PolicySpec::whole("counts", "lfu")),
         ("mixtral-offloading", PolicySpec::whole("next-layer", "lru")),
-        ("auto", PolicySpec::whole("auto", "scan-resistant")),
     ],
 };
 

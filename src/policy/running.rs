@@ -1,16 +1,6 @@
-//! How a policy is run, in the engine and in the simulator alike. A predictor is divided first:
-//! what answers at once runs on the layer loop's own thread, what may take long beside it.
+//! When a policy's parts are asked, in the engine and in the simulator alike.
 
-use super::{Event, Phase, Prediction, Predictor};
-
-/// The part for the layer loop's thread, and those for a thread beside it.
-pub fn divide(mut predictor: Box<dyn Predictor>) -> (Box<dyn Predictor>, Vec<Box<dyn Predictor>>) {
-    if predictor.is_slow() {
-        return (Box::new(Absent), vec![predictor]);
-    }
-    let slow = predictor.take_slow_parts();
-    (predictor, slow)
-}
+use super::{Event, Phase, Predictor};
 
 /// Whether a predictor is to predict after this event.
 pub fn is_asked(predictor: &dyn Predictor, event: &Event<'_>) -> bool {
@@ -21,19 +11,4 @@ pub fn is_asked(predictor: &dyn Predictor, event: &Event<'_>) -> bool {
 /// token (MoEpic, Algorithm 1).
 pub fn is_time_to_split(event: &Event<'_>) -> bool {
     matches!(event, Event::RequestStart { .. } | Event::IterationEnd { phase: Phase::Decode, .. })
-}
-
-/// In the place of a predictor that is slow as a whole: its one slow part predicts always.
-struct Absent;
-
-impl Predictor for Absent {
-    fn observe(&mut self, _: &Event<'_>) {}
-
-    fn predict(&mut self, out: &mut Vec<Prediction>) {
-        out.clear();
-    }
-
-    fn deputy(&self) -> Option<usize> {
-        Some(0)
-    }
 }

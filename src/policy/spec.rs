@@ -196,6 +196,12 @@ fn known(mut names: impl Iterator<Item = &'static str>, name: &str) -> Option<&'
 }
 
 fn unknown(text: &str) -> Error {
+    if text == "belady" || text.starts_with("known:") {
+        return Error::Usage(format!(
+            "{text} knows the routing that is still to come, so it can only be simulated: give it \
+             to moeba trace replay"
+        ));
+    }
     if let Some(name) = known(evictions(), text) {
         return Error::Usage(format!("{name} is an eviction: give predictor=none,eviction={name}"));
     }
@@ -276,6 +282,7 @@ mod tests {
     fn what_is_unknown_is_told_what_there_is() {
         let bad = [
             "",
+            "auto",
             "predictor=",
             "eviction=LRU",
             "eviction=lru,",
@@ -309,6 +316,14 @@ mod tests {
         assert_eq!(told("counts"), "counts is a predictor: give predictor=counts");
     }
 
+    #[test]
+    fn a_bound_is_for_replays() {
+        for text in ["belady", "known:4"] {
+            let why = PolicySpec::from_str(text).unwrap_err().to_string();
+            assert!(why.starts_with(text) && why.contains("moeba trace replay"), "{why}");
+        }
+    }
+
     /// A dense layer and two others.
     fn shape() -> Shape {
         let (n_experts, n_granules) = (vec![0, 4, 6], vec![0, 2, 2]);
@@ -333,7 +348,7 @@ mod tests {
             // What was never trained cannot predict.
             assert_eq!(cold.notes.is_empty(), *name != "prescope", "{name}: {:?}", cold.notes);
             let warm = spec.build(&shape(), &damaged);
-            let knows_it = ["moe-infinity", "finemoe", "moepic", "prescope", "auto"].contains(name);
+            let knows_it = ["moe-infinity", "finemoe", "moepic", "prescope"].contains(name);
             assert_eq!(warm.notes.is_empty(), !knows_it, "{name}: {:?}", warm.notes);
             assert_eq!(warm.splitter.is_some(), spec.split != SplitKind::Whole);
         }

@@ -1,8 +1,8 @@
-//! The predictor on the simulated clock. Its fast part answers at once, as in the layer loop. Slow
-//! parts have a thread of their own: a search sees the events before its start, takes its time, and
-//! its answer takes effect at its end; later events wait for the next search.
+//! The predictor on the simulated clock. A fast one answers at once, as in the layer loop. A slow
+//! one has a thread of its own: a search sees the events before its start, takes its time, and its
+//! answer takes effect at its end; later events wait for the next search.
 
-use crate::policy::{Event, Prediction, Predictor, Wants, divide, is_asked};
+use crate::policy::{Event, Prediction, Predictor, Wants, is_asked};
 
 /// An answer of the predictor.
 #[derive(Clone, Debug, Default)]
@@ -49,84 +49,54 @@ impl Estimate {
 }
 
 pub struct TimedPredictor {
-    fast: Box<dyn Predictor>,
-    slow: Vec<Box<dyn Predictor>>,
-    /// How long a slow part takes to predict.
+    predictor: Box<dyn Predictor>,
+    /// How long it takes to predict.
     search_ns: u64,
     /// The result of the running search, and the time of its end.
     answer: PredictorAnswer,
     due: Option<u64>,
     /// A step has happened that no search has seen.
     is_behind: bool,
-    /// The part that predicts; `None`: the fast one.
-    deputy: Option<usize>,
-    /// Told by the slow part that predicts, since its search began.
+    /// Told since the search began.
     estimates: Vec<Estimate>,
-    /// Told by the fast part.
-    told: Vec<Estimate>,
 }
 
 impl TimedPredictor {
     /// `search_ns`: how long a slow predictor takes.
     pub fn new(predictor: Box<dyn Predictor>, search_ns: u64) -> TimedPredictor {
-        let (fast, slow) = divide(predictor);
         TimedPredictor {
-            deputy: fast.deputy(),
-            fast,
-            slow,
-            search_ns,
+            search_ns: if predictor.is_slow() { search_ns } else { 0 },
+            predictor,
             answer: PredictorAnswer::default(),
             due: None,
             is_behind: false,
             estimates: Vec::new(),
-            told: Vec::new(),
-        }
-    }
-
-    /// The part that predicts.
-    fn predicting(&mut self) -> &mut dyn Predictor {
-        match self.deputy {
-            Some(part) => &mut *self.slow[part],
-            None => &mut *self.fast,
         }
     }
 
     pub fn wants(&self) -> Wants {
-        let deputy = self.deputy.map_or(Wants::default(), |part| self.slow[part].wants());
-        self.fast.wants().or(deputy)
+        self.predictor.wants()
     }
 
     /// `step`: the tier's.
     pub fn observe(&mut self, event: &Event, now: u64, step: u64) {
-        self.fast.observe(event);
-        self.slow.iter_mut().for_each(|part| part.observe(event));
-        self.fast.emit(&mut |event| self.told.extend(Estimate::of(event)));
-        let before = std::mem::replace(&mut self.deputy, self.fast.deputy());
-        if before != self.deputy {
-            // Another part predicts from here on: what was asked of the former is of no use.
-            (self.due, self.is_behind) = (None, false);
-            self.estimates.clear();
-        }
-        self.is_behind |= is_asked(self.predicting(), event);
-        let begins = self.begin(now, step);
-        if let Some(part) = self.deputy {
-            let estimates = if begins { &mut self.answer.estimates } else { &mut self.estimates };
-            self.slow[part].emit(&mut |event| estimates.extend(Estimate::of(event)));
-        }
+        self.predictor.observe(event);
+        self.predictor.emit(&mut |event| self.estimates.extend(Estimate::of(event)));
+        self.is_behind |= is_asked(&*self.predictor, event);
+        self.begin(now, step);
     }
 
-    /// Whether a search has begun.
-    fn begin(&mut self, now: u64, step: u64) -> bool {
+    /// Begins a search if one is asked for and none is running.
+    fn begin(&mut self, now: u64, step: u64) {
         if !self.is_behind || self.due.is_some() {
-            return false;
+            return;
         }
         self.is_behind = false;
-        self.due = Some(now + self.deputy.map_or(0, |_| self.search_ns));
+        self.due = Some(now + self.search_ns);
         let mut predictions = Vec::new();
-        self.predicting().predict(&mut predictions);
+        self.predictor.predict(&mut predictions);
         let estimates = std::mem::take(&mut self.estimates);
         self.answer = PredictorAnswer { predictions: Some(predictions), step, estimates };
-        true
     }
 
     /// When there will be an answer.
@@ -136,20 +106,18 @@ impl TimedPredictor {
 
     /// The answer that is ready at `now`; the next search starts when it is taken.
     pub fn take(&mut self, now: u64, step: u64) -> Option<PredictorAnswer> {
-        let mut told = std::mem::take(&mut self.told);
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
-            let mut answer = std::mem::take(&mut self.answer);
+            let answer = std::mem::take(&mut self.answer);
             self.begin(now, step);
-            told.append(&mut answer.estimates);
-            return Some(PredictorAnswer { estimates: told, ..answer });
+            return Some(answer);
         }
         // Who takes no time to search takes none to tell of what was no step.
-        if self.search_ns == 0 {
-            told.append(&mut self.estimates);
+        if self.search_ns > 0 || self.estimates.is_empty() {
+            return None;
         }
-        (!told.is_empty())
-            .then(|| PredictorAnswer { estimates: told, ..PredictorAnswer::default() })
+        let estimates = std::mem::take(&mut self.estimates);
+        Some(PredictorAnswer { estimates, ..PredictorAnswer::default() })
     }
 }
 

@@ -282,7 +282,7 @@ fn a_script_goes_into_a_folder_and_replaces_its_like_only() {
 fn shells_know_the_values_of_flags() {
     let bash = moeba(&["completions", "bash"]);
     let bash = text(&bash.stdout);
-    for list in ["auto uring pread mmap", "auto on-demand deepspeed", "standard granule"] {
+    for list in ["auto uring pread mmap", "on-demand deepspeed", "standard granule"] {
         assert!(bash.contains(&format!("compgen -W \"{list}")), "{list}");
     }
     let zsh = moeba(&["completions", "zsh"]);

@@ -129,7 +129,7 @@ pub fn argmax(values: &[f32]) -> usize {
 }
 
 /// The policies that have a name of their own.
-pub const POLICIES: [&str; 9] = [
+pub const POLICIES: [&str; 8] = [
     "on-demand",
     "mixtral-offloading",
     "brainstorm",
@@ -138,5 +138,4 @@ pub const POLICIES: [&str; 9] = [
     "finemoe",
     "moepic",
     "prescope",
-    "auto",
 ];

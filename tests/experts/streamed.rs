@@ -40,11 +40,11 @@ const GOLDEN: [&str; 20] = [
 const EVICTIONS: [&str; 4] = ["lru", "lfu", "lcp", "random"];
 const PREDICTORS: [&str; 2] = ["none", "next-layer"];
 
-/// Everything that can be had without training, and auto's choosing between them.
+/// Everything that can be had without training.
 const ALL_EVICTIONS: &[&str] =
     &["lru", "lfu", "lcp", "random", "request-eam", "map", "hot", "scan-resistant"];
 const ALL_PREDICTORS: &[&str] =
-    &["none", "next-layer", "trajectory", "all-next", "counts", "eamc", "map", "auto"];
+    &["none", "next-layer", "trajectory", "all-next", "counts", "eamc", "map"];
 const ALL_PLACEMENTS: &[PlacementKind] = &[PlacementKind::Demand, PlacementKind::PreSched];
 const ALL_SPLITS: &[SplitKind] =
     &[SplitKind::Whole, SplitKind::Fixed(300), SplitKind::Fixed(700), SplitKind::Auto];

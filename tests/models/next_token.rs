@@ -187,12 +187,12 @@ fn a_look_ahead_that_is_wrong_prefetches_nothing() {
     }
 }
 
-/// The default policy, and one that tries others, with drafts and without.
+/// With drafts and without.
 #[test]
 fn look_aheads_change_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = transparent(folder.path());
-    for policy in ["predictor=trajectory,eviction=scan-resistant", "auto"] {
+    for policy in ["predictor=trajectory,eviction=scan-resistant", "predictor=next-token"] {
         let (text, _, _) = foretold(&path, policy, true);
         assert!(text == foretold(&path, policy, false).0, "{policy}");
         let engine = streamed(&path, policy, true);

@@ -128,7 +128,7 @@ fn text_that_a_grammar_forces_is_drafted() {
 /// With room for some of the experts, whose eviction sees the rows of drafts, too.
 #[test]
 fn streamed_experts_and_their_policies_change_nothing() {
-    for policy in ["auto", "finemoe", "moe-infinity"] {
+    for policy in ["moepic", "finemoe", "moe-infinity"] {
         let engine = demo(EngineOptions {
             ram: RamBudget::Percent(40.0),
             policy: policy.parse().unwrap(),

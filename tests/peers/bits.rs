@@ -108,7 +108,7 @@ fn a_head_with_any_memory() {
     let peers = [peer(&path, least(&path)), peer(&path, RamBudget::Auto)];
     let urls = [&*peers[0].url, &*peers[1].url];
     for (share, policy, n_threads) in
-        [(0.0, "auto", 2), (0.3, "on-demand", 1), (0.6, "mixtral-offloading", 2)]
+        [(0.0, "finemoe", 2), (0.3, "on-demand", 1), (0.6, "mixtral-offloading", 2)]
     {
         let options = EngineOptions {
             ram: common::stream::budget(&path, share),

@@ -34,14 +34,9 @@ fn stderr(output: &Output) -> String {
 fn a_profile_is_kept_and_a_damaged_one_is_refused_in_a_sentence() {
     let folder = tempfile::tempdir().unwrap();
     let profile = folder.path().join("demo.moeba");
-    for policy in [
-        "auto",
-        "finemoe",
-        "moe-infinity",
-        "moepic",
-        "predictor=trajectory",
-        "predictor=none,eviction=hot",
-    ] {
+    for policy in
+        ["finemoe", "moe-infinity", "moepic", "predictor=trajectory", "predictor=none,eviction=hot"]
+    {
         let _ = fs::remove_file(&profile);
         let cold = run(folder.path(), policy, &profile);
         let kept = fs::read(&profile).unwrap_or_else(|e| panic!("{policy} keeps nothing: {e}"));
@@ -161,6 +156,8 @@ fn what_cannot_be_replayed_is_told_in_a_sentence() {
     let cases: &[(&[&str], &str)] = &[
         (&["no-such.mtrace"], "no-such.mtrace"),
         (&[trace, "--policy", "best"], "there is no policy"),
+        (&[trace, "--policy", "auto"], "give on-demand, deepspeed,"),
+        (&[trace, "--policy", "known:x"], "known:4"),
         (&[trace, "--machine", "abacus"], "give one of"),
         (&[trace, "--machine", "no-such.json"], "no-such.json"),
         (&[trace, "--sizes", "huge"], "give one of"),

@@ -201,7 +201,6 @@ const POLICIES: &[&str] = &[
     "predictor=none,eviction=hot",
     "predictor=trajectory,eviction=scan-resistant",
     "predictor=trajectory,eviction=lru",
-    "auto",
     "moepic",
 ];
 
@@ -210,18 +209,11 @@ fn plain(policies: &[&'static str]) -> Vec<Start> {
     policies.iter().map(|policy| (*policy, Profile::default())).collect()
 }
 
-/// LLaPor with networks, and `auto` with a choice of each kind: of what predicts on the layer
-/// loop's thread, beside it, and from activations.
+/// LLaPor with networks, which predicts from activations.
 fn warm(recorded: &Recorded) -> Vec<Start> {
     let mut networks = Profile::default();
     networks.set(LlaPor::SECTION, networks_of(recorded).encode());
-    let mut starts = vec![("prescope", networks.clone())];
-    for kept in ["next-layer", "eamc", "map", "llapor"] {
-        let mut chosen = networks.clone();
-        chosen.set("auto", super::auto_choice(kept));
-        starts.push(("auto", chosen));
-    }
-    starts
+    vec![("prescope", networks)]
 }
 
 /// Networks for the model's layers, of random weights.
@@ -267,10 +259,12 @@ fn and_so_with_experts_of_several_granules_and_slots_of_several_sizes() {
     compare(&wide, &requests(&LENGTHS[..2]), &[0.4], warm);
 }
 
-/// Algorithm 1 plans from what a request has done so far, and `auto` tries its candidates.
+/// Algorithm 1 plans from what a request has done so far.
 #[test]
 fn and_so_within_a_long_request() {
     let folder = tempfile::tempdir().unwrap();
     let wide = common::stream::wide(folder.path());
-    compare(&wide, &requests(&[(9, 220)]), &[0.4], |_| plain(&["moepic", "auto"]));
+    compare(&wide, &requests(&[(9, 220)]), &[0.4], |_| {
+        plain(&["moepic", "predictor=trajectory,split=auto"])
+    });
 }

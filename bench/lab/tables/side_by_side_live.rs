@@ -3,7 +3,8 @@
 use super::{Cell, Change, Claim, Finding, Inputs, Row, Runs, Table, check, columns};
 use moeba::Result;
 
-const AUTO: &str = "auto";
+/// The default policy.
+pub const DEFAULT: &str = "predictor=trajectory,eviction=scan-resistant";
 
 /// Requests of a policy with a model and a budget: a line that `live` wrote.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,51 +125,51 @@ fn mean_log(one: &Live, other: &Live, first: usize) -> f64 {
     ratios.iter().sum::<f64>() / ratios.len() as f64
 }
 
-/// `auto` beside the fastest of the other policies, which is chosen by every other prompt: with
-/// the same prompts the least of many noisy times would be less than any policy's.
+/// The default beside the fastest of the other policies, which is chosen by every other prompt:
+/// with the same prompts the least of many noisy times would be less than any policy's.
 pub struct BesideBest<'a> {
-    pub auto: &'a Live,
+    pub own: &'a Live,
     pub best: &'a Live,
-    /// By how many percent `auto` takes longer on the prompts that chose nothing.
+    /// By how many percent the default takes longer on the prompts that chose nothing.
     pub excess: f64,
 }
 
-/// For each model and budget that `auto` and another policy answered prompts with.
+/// For each model and budget that the default and another policy answered prompts with.
 pub fn beside_best(runs: &[Live]) -> Vec<BesideBest<'_>> {
-    let is_auto = |run: &&Live| run.policy == AUTO;
-    let beside = |auto: &'_ Live| {
+    let is_own = |run: &&Live| run.policy == DEFAULT;
+    let beside = |own: &'_ Live| {
         let others = runs.iter().filter(|run| {
-            (&run.model, run.budget) == (&auto.model, auto.budget) && run.policy != AUTO
+            (&run.model, run.budget) == (&own.model, own.budget) && run.policy != DEFAULT
         });
-        others.min_by(|a, b| mean_log(a, auto, 0).total_cmp(&mean_log(b, auto, 0)))
+        others.min_by(|a, b| mean_log(a, own, 0).total_cmp(&mean_log(b, own, 0)))
     };
-    let pair = |auto| {
-        let best = beside(auto)?;
-        Some(BesideBest { auto, best, excess: 100.0 * (mean_log(auto, best, 1).exp() - 1.0) })
+    let pair = |own| {
+        let best = beside(own)?;
+        Some(BesideBest { own, best, excess: 100.0 * (mean_log(own, best, 1).exp() - 1.0) })
     };
-    runs.iter().filter(is_auto).filter_map(pair).collect()
+    runs.iter().filter(is_own).filter_map(pair).collect()
 }
 
-/// The promise of `auto`, live: for each model and budget.
+/// The promise of the default, live: for each model and budget.
 fn claims(table: &Table, runs: &[Live]) -> Result<Vec<Claim>> {
     let nothing = |_: &[Change]| Ok(Table::default());
     let none = Runs::new(&nothing);
-    let claim = |&BesideBest { auto, best, excess }: &BesideBest| {
-        let (model, budget) = (&auto.model, 100.0 * auto.budget);
+    let claim = |&BesideBest { own, best, excess }: &BesideBest| {
+        let (model, budget) = (&own.model, 100.0 * own.budget);
         let text = format!(
-            "`auto` is at most 3 % slower than the fastest policy ({model}, {budget:.0} %)"
+            "the default is at most 3 % slower than the fastest policy ({model}, {budget:.0} %)"
         );
         let figures = format!("{excess:+.1} % beside {}", best.policy);
         let claim = check(text, table, &none, |_| Finding::one(3.0 - excess, figures.clone()))
             .shown(
                 "requests differ as much from each other",
                 "the difference of two standard errors of the mean over prompts",
-                || Ok(noise(auto, best, excess)),
+                || Ok(noise(own, best, excess)),
             )?
             .shown(
                 "its own work takes the time",
                 "without the time of its threads, less that of the fastest policy's,",
-                || Ok(without_work(auto, best, excess)),
+                || Ok(without_work(own, best, excess)),
             )?;
         Ok(claim.done())
     };
@@ -176,8 +177,8 @@ fn claims(table: &Table, runs: &[Live]) -> Result<Vec<Claim>> {
 }
 
 /// Two standard errors of the mean ratio, against the difference; both in percent.
-fn noise(auto: &Live, best: &Live, excess: f64) -> Finding {
-    let pairs = half(&auto.tpots, 1).zip(half(&best.tpots, 1));
+fn noise(own: &Live, best: &Live, excess: f64) -> Finding {
+    let pairs = half(&own.tpots, 1).zip(half(&best.tpots, 1));
     let logs: Vec<f64> = pairs.map(|(a, b)| (a / b).ln()).collect();
     let mean = logs.iter().sum::<f64>() / logs.len() as f64;
     let squares: f64 = logs.iter().map(|log| (log - mean).powi(2)).sum();
@@ -186,8 +187,8 @@ fn noise(auto: &Live, best: &Live, excess: f64) -> Finding {
     Finding::one(two - (excess - 3.0), format!("it is {two:.1} %, over {} prompts", logs.len()))
 }
 
-fn without_work(auto: &Live, best: &Live, excess: f64) -> Finding {
-    let more = auto.policy_share - best.policy_share * best.median() / auto.median();
+fn without_work(own: &Live, best: &Live, excess: f64) -> Finding {
+    let more = own.policy_share - best.policy_share * best.median() / own.median();
     let rest = 100.0 * ((1.0 + excess / 100.0) * (1.0 - more) - 1.0);
     Finding::one(3.0 - rest, format!("it is {rest:+.1} %"))
 }
@@ -210,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_held_against_the_fastest_of_its_model_and_budget() {
+    fn the_default_is_held_against_the_fastest_of_its_model_and_budget() {
         let runs = [
             "a;on-demand;0.25;2;0;0;0;0;0",
             "a;finemoe;0.25;1.5;0;0;0;0;0",
-            "a;auto;0.25;1.54;0;0;0;0;0",
+            "a;predictor=trajectory,eviction=scan-resistant;0.25;1.54;0;0;0;0;0",
             "b;on-demand;0.25;1;0;0;0;0;0",
-            "b;auto;0.25;1.04;0;0;0;0;0",
+            "b;predictor=trajectory,eviction=scan-resistant;0.25;1.04;0;0;0;0;0",
         ];
         let runs: Vec<Live> = runs.iter().map(|line| Live::parse(line).unwrap()).collect();
         let claims = claims(&Table::default(), &runs).unwrap();
@@ -233,7 +234,7 @@ mod tests {
         let runs = [
             "a;lucky;0.25;1,4,1,4;0;0;0;0;0",
             "a;steady;0.25;2,2,2,2;0;0;0;0;0",
-            "a;auto;0.25;3,3,6,6;0;0;0;0;0",
+            "a;predictor=trajectory,eviction=scan-resistant;0.25;3,3,6,6;0;0;0;0;0",
         ];
         let runs: Vec<Live> = runs.iter().map(|line| Live::parse(line).unwrap()).collect();
         let found = beside_best(&runs);

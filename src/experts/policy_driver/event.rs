@@ -17,8 +17,6 @@ pub struct OwnedEvent {
     n_hidden: usize,
     /// The tier's step when it happened.
     pub step: u64,
-    /// The part that predicted then.
-    pub deputy: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,8 +39,8 @@ enum Kind {
 }
 
 impl OwnedEvent {
-    pub fn take_in(&mut self, event: &Event<'_>, step: u64, deputy: Option<usize>) {
-        (self.step, self.deputy) = (step, deputy);
+    pub fn take_in(&mut self, event: &Event<'_>, step: u64) {
+        self.step = step;
         self.ids.clear();
         self.values.clear();
         (self.n_probs, self.n_hidden) = (0, 0);
@@ -164,9 +162,9 @@ mod tests {
         // One buffer for all: what an earlier event left in it must not show.
         let mut owned = OwnedEvent::default();
         for (step, event) in events.iter().enumerate() {
-            owned.take_in(event, step as u64, Some(step));
+            owned.take_in(event, step as u64);
             assert_eq!(format!("{:?}", owned.event()), format!("{event:?}"));
-            assert_eq!((owned.step, owned.deputy), (step as u64, Some(step)));
+            assert_eq!(owned.step, step as u64);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Runs a tier's policy. Parts of it that are fast run on the layer loop's own thread. What
+//! Runs a tier's policy. A predictor that is fast runs on the layer loop's own thread. One that
 //! searches, and a splitter, run on a worker thread (`worker`), which the layer loop never waits
 //! for (FineMoE, section 4.3: searching is decoupled from inference).
 
@@ -14,8 +14,7 @@ use std::time::Instant;
 use super::counters::Counters;
 use super::runtime::Mover;
 use crate::policy::{
-    Event, Prediction, Predictor, PrefetchPlanner, Profile, Schedule, Splitter, Wants, divide,
-    is_asked,
+    Event, Prediction, Predictor, PrefetchPlanner, Profile, Schedule, Splitter, Wants, is_asked,
 };
 use planning::Planning;
 use worker::{Beside, Worker};
@@ -23,21 +22,16 @@ use worker::{Beside, Worker};
 pub use planning::PredictedLayers;
 pub use timer::Timer;
 
-/// The part that runs on the layer loop's thread.
+/// The predictor of the layer loop's thread; none, if it is slow.
 struct Front {
     predictor: Option<Box<dyn Predictor>>,
     predictions: Vec<Prediction>,
 }
 
 impl Front {
-    /// Returns the slow part that predicts now, if one does.
-    fn observe(
-        &mut self,
-        mover: &dyn Mover,
-        planning: Option<&Planning>,
-        happened: Happened<'_>,
-    ) -> Option<usize> {
-        let (event, predictor) = (happened.event, self.predictor.as_deref_mut()?);
+    fn observe(&mut self, mover: &dyn Mover, shared: &Shared, happened: Happened<'_>) {
+        let Some(predictor) = self.predictor.as_deref_mut() else { return };
+        let (event, planning) = (happened.event, shared.planning.as_ref());
         predictor.observe(event);
         let mut has_told = false;
         predictor.emit(&mut |event| {
@@ -48,14 +42,11 @@ impl Front {
             // The link may have been given something to bring.
             mover.wake_if_startable();
         }
-        let deputy = predictor.deputy();
-        if deputy.is_none() {
-            planning.iter().for_each(|planning| planning.observe(event, mover.tier()));
-            if is_asked(predictor, event) {
-                prefetch(mover, planning, predictor, &mut self.predictions, happened);
-            }
+        planning.iter().for_each(|planning| planning.observe(event, mover.tier()));
+        if is_asked(predictor, event) {
+            prefetch(mover, planning, predictor, &mut self.predictions, happened);
         }
-        deputy
+        store_wants(&shared.wants, predictor.wants());
     }
 }
 
@@ -88,9 +79,8 @@ fn prefetch(
 
 /// Written by both threads, and read by any.
 struct Shared {
-    /// The `Wants` of the predictor on the layer loop's thread, and of the slow part that predicts.
-    front_wants: AtomicU8,
-    deputy_wants: AtomicU8,
+    /// The predictor's `Wants`.
+    wants: AtomicU8,
     /// Time spent on the policy by the layer loop, and by the worker.
     front_ns: AtomicU64,
     worker_ns: AtomicU64,
@@ -134,21 +124,16 @@ impl PolicyDriver {
         planner: Option<PrefetchPlanner>,
         timer: Timer,
     ) -> PolicyDriver {
-        let (predictor, slow) = predictor.map(divide).unzip();
-        let slow: Vec<_> = slow.unwrap_or_default();
         let shared = Arc::new(Shared {
-            front_wants: AtomicU8::new(0),
-            deputy_wants: AtomicU8::new(0),
+            wants: AtomicU8::new(0),
             front_ns: AtomicU64::new(0),
             worker_ns: AtomicU64::new(0),
             timer: Mutex::new(timer),
             planning: planner.map(Planning::new),
         });
-        if let Some(predictor) = &predictor {
-            let deputy = predictor.deputy().map_or(Wants::default(), |part| slow[part].wants());
-            store_wants(&shared.front_wants, predictor.wants());
-            store_wants(&shared.deputy_wants, deputy);
-        }
+        predictor.iter().for_each(|predictor| store_wants(&shared.wants, predictor.wants()));
+        let is_slow = predictor.as_ref().is_some_and(|predictor| predictor.is_slow());
+        let (predictor, slow) = if is_slow { (None, predictor) } else { (predictor, None) };
         let beside = Beside::new(slow, splitter);
         let worker = beside.map(|beside| Worker::start(&mover, beside, &shared));
         let front = Mutex::new(Front { predictor, predictions: Vec::new() });
@@ -161,8 +146,7 @@ impl PolicyDriver {
 
     /// The optional events, and parts of the next one, that the predictor wants; takes no lock.
     pub fn wants(&self) -> Wants {
-        let Shared { front_wants, deputy_wants, .. } = &*self.shared;
-        let bits = front_wants.load(Ordering::Relaxed) | deputy_wants.load(Ordering::Relaxed);
+        let bits = self.shared.wants.load(Ordering::Relaxed);
         let has = |bit: u8| bits & bit != 0;
         Wants {
             ahead: has(WANTS_AHEAD),
@@ -171,31 +155,19 @@ impl PolicyDriver {
         }
     }
 
-    /// Never waits for the slow parts.
+    /// Never waits for the worker.
     pub fn observe(&self, event: &Event) {
         let start = Instant::now();
         let step = self.mover.tier().step();
-        let mut front = self.front();
-        let planning = self.shared.planning.as_ref();
-        let deputy = front.observe(&*self.mover, planning, Happened { event, step });
-        let mut is_for_parts = true;
-        if let Some(predictor) = &front.predictor {
-            store_wants(&self.shared.front_wants, predictor.wants());
-            is_for_parts = deputy.is_some() || predictor.slow_parts_observe();
-        }
-        drop(front);
+        self.front().observe(&*self.mover, &self.shared, Happened { event, step });
         if let Event::IterationEnd { phase, timing, .. } = event {
             let mut timer = self.shared.timer();
             timer.observe(*phase, timing);
-            if let Some(planning) = planning {
+            if let Some(planning) = &self.shared.planning {
                 planning.set_costs(timer.costs(&self.mover.tier().counters()));
             }
         }
-        if let Some(worker) = &self.worker
-            && (is_for_parts || worker.has_splitter())
-        {
-            worker.send(event, step, deputy);
-        }
+        self.worker.iter().for_each(|worker| worker.send(event, step));
         add_since(&self.shared.front_ns, start);
     }
 
@@ -244,18 +216,18 @@ impl PolicyDriver {
     /// The decision of the predictor, with its reason.
     pub fn verdict(&self) -> Option<String> {
         self.catch_up();
-        let front = self.front();
-        let predictor = front.predictor.as_ref()?;
-        let of_deputy = |part| self.worker.as_ref()?.verdict(part);
-        predictor.verdict().or_else(|| predictor.deputy().and_then(of_deputy))
+        match &self.front().predictor {
+            Some(predictor) => predictor.verdict(),
+            None => self.worker.as_ref()?.verdict(),
+        }
     }
 
     /// The verdict from what the policy has heard by now; `None` while the policy is at work.
     pub fn verdict_if_free(&self) -> Option<String> {
-        let front = self.front.try_lock().ok()?;
-        let predictor = front.predictor.as_ref()?;
-        let of_deputy = |part| self.worker.as_ref()?.verdict_if_free(part);
-        predictor.verdict().or_else(|| predictor.deputy().and_then(of_deputy))
+        match &self.front.try_lock().ok()?.predictor {
+            Some(predictor) => predictor.verdict(),
+            None => self.worker.as_ref()?.verdict_if_free(),
+        }
     }
 
     /// Puts what the policy has learned into the profile. Measured times are saved with what was

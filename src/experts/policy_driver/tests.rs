@@ -167,74 +167,6 @@ fn the_layer_loop_never_waits_for_a_search_and_what_it_misses_is_counted() {
     assert!(0 < counters.policy_loop_ns && counters.policy_loop_ns < counters.policy_ns);
 }
 
-/// Predicts expert 0 by itself, and leaves it to its slow part to predict expert 2 in every other
-/// pass.
-struct Divided {
-    n_passes: u32,
-    part: Option<Box<dyn Predictor>>,
-}
-
-impl Predictor for Divided {
-    fn observe(&mut self, event: &Event<'_>) {
-        self.n_passes += u32::from(matches!(event, Event::IterationEnd { .. }));
-    }
-
-    fn predict(&mut self, out: &mut Vec<Prediction>) {
-        *out = vec![Prediction { expert: Expert { layer: 0, expert: 0 }, priority: 1.0 }];
-    }
-
-    fn take_slow_parts(&mut self) -> Vec<Box<dyn Predictor>> {
-        self.part.take().into_iter().collect()
-    }
-
-    fn deputy(&self) -> Option<usize> {
-        (!self.n_passes.is_multiple_of(2)).then_some(0)
-    }
-}
-
-/// Predicts expert 2, wants what a router saw, and counts what it hears.
-struct Part(Arc<AtomicU64>);
-
-impl Predictor for Part {
-    fn observe(&mut self, _: &Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn predict(&mut self, out: &mut Vec<Prediction>) {
-        *out = vec![Prediction { expert: Expert { layer: 0, expert: 2 }, priority: 1.0 }];
-    }
-
-    fn wants(&self) -> Wants {
-        Wants { hidden: true, ..Wants::default() }
-    }
-}
-
-#[test]
-fn a_slow_part_hears_everything_and_predicts_when_it_is_told_to() {
-    let (mover, heard) = (mover(), Arc::new(AtomicU64::new(0)));
-    let part = Some(Box::new(Part(heard.clone())) as Box<dyn Predictor>);
-    let predictor = Box::new(Divided { n_passes: 0, part });
-    let driver = PolicyDriver::new(mover.clone(), Some(predictor), None, None, Timer::new(&[4096]));
-    let mut n_events = 0;
-    for expected in [0, 2, 0, 2] {
-        let (request, phase, embedding) = (0, Phase::Decode, &[][..]);
-        driver.observe(&Event::IterationStart { request, phase, token: None, embedding });
-        driver.catch_up();
-        let mut reads = Vec::new();
-        mover.0.start_reads(1, false, &mut reads);
-        for (number, ticket) in reads {
-            assert_eq!(ticket.expert.expert, expected);
-            mover.0.end_read(number, Ok(()));
-        }
-        assert_eq!(driver.wants(), Wants { hidden: expected == 2, ..Wants::default() });
-        driver.observe(&Event::IterationEnd { request, phase, timing: Timing::default() });
-        driver.catch_up();
-        n_events += 2;
-        assert_eq!(heard.load(Ordering::Relaxed), n_events);
-    }
-    assert_eq!(mover.0.counters().n_reads, 2);
-}
-
 /// A splitter plans on the worker's thread, when a request starts and while it runs.
 #[test]
 fn shares_are_planned_within_a_request() {
@@ -295,7 +227,7 @@ fn cost_of_a_token_of_48_layers_of_128_experts() {
         let at = (token * 48 + layer) * 31 % (probs.len() - 128);
         &probs[at..at + 128]
     };
-    for name in ["map", "eamc", "trajectory", "auto"] {
+    for name in ["map", "eamc", "trajectory"] {
         let plan = TierPlan {
             layers: vec![
                 LayerPlan { n_experts: 128, n_own: 128, n_granules: 1, class: 0 };

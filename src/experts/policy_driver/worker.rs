@@ -1,6 +1,6 @@
-//! The worker thread of a policy: its slow parts and its splitter. The layer loop hands it copies
+//! The worker thread of a policy: a slow predictor and its splitter. The layer loop hands it copies
 //! of events and never waits for it; when it is too far behind, events are dropped and counted.
-//! Events that no part predicts from are handed over together, so that parts which only learn do
+//! Events that nothing is predicted from are handed over together, so that a splitter alone does
 //! not cost the layer loop a call to wake the thread at every layer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,9 +12,7 @@ use std::time::Instant;
 use super::event::OwnedEvent;
 use super::{Happened, Shared, add_since, prefetch, store_wants};
 use crate::experts::runtime::Mover;
-use crate::policy::{
-    Event, Prediction, Predictor, Profile, Splitter, Wants, is_asked, is_time_to_split,
-};
+use crate::policy::{Event, Prediction, Predictor, Profile, Splitter, is_asked, is_time_to_split};
 
 /// Events that may wait: some tokens of a model of a hundred layers.
 const EVENTS_MAX: usize = 512;
@@ -24,7 +22,7 @@ const BATCH_MAX: usize = 128;
 
 /// The parts of a policy that run beside the layer loop.
 pub struct Beside {
-    parts: Vec<Box<dyn Predictor>>,
+    predictor: Option<Box<dyn Predictor>>,
     predictions: Vec<Prediction>,
     splitter: Option<Box<dyn Splitter>>,
 }
@@ -32,29 +30,27 @@ pub struct Beside {
 impl Beside {
     /// `None` if there is nothing to run.
     pub fn new(
-        parts: Vec<Box<dyn Predictor>>,
+        predictor: Option<Box<dyn Predictor>>,
         splitter: Option<Box<dyn Splitter>>,
     ) -> Option<Beside> {
-        let is_needed = !parts.is_empty() || splitter.is_some();
-        is_needed.then(|| Beside { parts, predictions: Vec::new(), splitter })
+        let is_needed = predictor.is_some() || splitter.is_some();
+        is_needed.then(|| Beside { predictor, predictions: Vec::new(), splitter })
     }
 
     /// `is_last`: no newer event is waiting, so that predicting is worth it.
     fn observe(&mut self, mover: &dyn Mover, shared: &Shared, owned: &OwnedEvent, is_last: bool) {
         let event = &owned.event();
-        self.parts.iter_mut().for_each(|part| part.observe(event));
-        let mut wants = Wants::default();
-        if let Some(part) = owned.deputy {
-            let (part, planning) = (&mut *self.parts[part], shared.planning.as_ref());
-            part.emit(&mut |event| mover.tier().observe(event));
+        if let Some(predictor) = self.predictor.as_deref_mut() {
+            let planning = shared.planning.as_ref();
+            predictor.observe(event);
+            predictor.emit(&mut |event| mover.tier().observe(event));
             planning.iter().for_each(|planning| planning.observe(event, mover.tier()));
-            if is_last && is_asked(part, event) {
+            if is_last && is_asked(predictor, event) {
                 let happened = Happened { event, step: owned.step };
-                prefetch(mover, planning, part, &mut self.predictions, happened);
+                prefetch(mover, planning, predictor, &mut self.predictions, happened);
             }
-            wants = part.wants();
+            store_wants(&shared.wants, predictor.wants());
         }
-        store_wants(&shared.deputy_wants, wants);
         if let Some(splitter) = &mut self.splitter {
             splitter.observe(event);
             if is_time_to_split(event) && splitter.is_due() {
@@ -72,7 +68,7 @@ impl Beside {
 pub struct Worker {
     outbox: Mutex<Outbox>,
     beside: Arc<Mutex<Beside>>,
-    has_splitter: bool,
+    has_predictor: bool,
     thread: Option<JoinHandle<()>>,
     /// Events handed over, and those that the thread is done with.
     n_sent: AtomicU64,
@@ -91,7 +87,7 @@ struct Outbox {
 
 impl Worker {
     pub fn start(mover: &Arc<dyn Mover>, beside: Beside, shared: &Arc<Shared>) -> Worker {
-        let has_splitter = beside.splitter.is_some();
+        let has_predictor = beside.predictor.is_some();
         let (events, inbox) = sync_channel::<OwnedEvent>(EVENTS_MAX);
         let (done, spare) = channel();
         let (beside, n_done) = (Arc::new(Mutex::new(beside)), Arc::new(AtomicU64::new(0)));
@@ -107,7 +103,7 @@ impl Worker {
         Worker {
             outbox: Mutex::new(Outbox { batch: Vec::new(), events: Some(events), spare }),
             beside,
-            has_splitter,
+            has_predictor,
             thread: Some(thread.expect("a thread for the policy")),
             n_sent: AtomicU64::new(0),
             n_done,
@@ -124,19 +120,14 @@ impl Worker {
         self.beside.lock().expect("no panic under this lock")
     }
 
-    /// A splitter has to hear of everything.
-    pub fn has_splitter(&self) -> bool {
-        self.has_splitter
-    }
-
-    pub fn send(&self, event: &Event, step: u64, deputy: Option<usize>) {
+    pub fn send(&self, event: &Event, step: u64) {
         let mut outbox = self.outbox();
         let mut owned = outbox.spare.try_recv().unwrap_or_default();
-        owned.take_in(event, step, deputy);
+        owned.take_in(event, step);
         outbox.batch.push(owned);
         let is_next = matches!(event, Event::NextToken { .. });
         let is_within_pass = is_next || event.is_step() || event.is_prompt_step();
-        if deputy.is_some() || !is_within_pass || outbox.batch.len() == BATCH_MAX {
+        if self.has_predictor || !is_within_pass || outbox.batch.len() == BATCH_MAX {
             self.hand_over(&mut outbox);
         }
     }
@@ -166,18 +157,18 @@ impl Worker {
         self.n_dropped.load(Ordering::Relaxed)
     }
 
-    pub fn verdict(&self, part: usize) -> Option<String> {
-        self.beside().parts[part].verdict()
+    pub fn verdict(&self) -> Option<String> {
+        self.beside().predictor.as_ref()?.verdict()
     }
 
     /// The verdict, or `None` while the thread is at work.
-    pub fn verdict_if_free(&self, part: usize) -> Option<String> {
-        self.beside.try_lock().ok()?.parts[part].verdict()
+    pub fn verdict_if_free(&self) -> Option<String> {
+        self.beside.try_lock().ok()?.predictor.as_ref()?.verdict()
     }
 
     pub fn save(&self, profile: &mut Profile) {
         let beside = self.beside();
-        beside.parts.iter().for_each(|part| part.save(profile));
+        beside.predictor.iter().for_each(|predictor| predictor.save(profile));
         beside.splitter.iter().for_each(|splitter| splitter.save(profile));
     }
 }

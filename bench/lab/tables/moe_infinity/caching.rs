@@ -3,7 +3,6 @@
 
 use super::workload::{self, Pace, TWICE, Workload, cases, policy};
 use super::{Inputs, N_REQUESTS, Table, with_claims};
-use crate::future::{Belady, Oracle, future};
 use crate::tables::{
     Alteration, Change, Claim, Compared, Finding, Paper, Row, Runs, Source, check, columns,
 };
@@ -11,6 +10,7 @@ use moeba::Result;
 use moeba::policy::RequestEam;
 use moeba::trace::Budget;
 use moeba::trace::Ordered;
+use moeba::trace::{Belady, Oracle, future};
 
 /// Slots in parts of all experts: the shares that NLLB, Mixtral and Switch had in the paper
 /// (52 of 1,536, 39 of 256 and 953 of 1,536), the first as near as two tokens' experts allow, and

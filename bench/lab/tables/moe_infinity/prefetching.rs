@@ -3,12 +3,12 @@
 
 use super::workload::{self, Pace, TWICE, Workload, cases, predictor};
 use super::{Inputs, N_REQUESTS, Table, with_claims};
-use crate::future::{Oracle, future};
 use crate::tables::{
     Cell, Change, Checked, Claim, Compared, Finding, Paper, Row, Runs, check, columns,
 };
 use moeba::Result;
 use moeba::policy::{EamcPredictor, InfinityOptions, Shape};
+use moeba::trace::{Oracle, future};
 use moeba::trace::{Ordered, Report};
 
 /// Slots of the buffer in parts of all experts: a few layers, and what Switch had in Table 5.

@@ -1,10 +1,10 @@
 //! Replays as MoEpic measured: on its machine, with its division of memory.
 
 use super::super::{Inputs, Source};
-use crate::future::{Belady, future};
 use moeba::Result;
 use moeba::policy::{MoepicOptions, Policy, Shape};
 use moeba::trace::Ordered;
+use moeba::trace::{Belady, future};
 use moeba::trace::{
     Budget, CostModel, Geometry, Report, Routing, SimOptions, Tiers, Traced, by_turns,
     simulate_policy,

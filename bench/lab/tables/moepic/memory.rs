@@ -9,7 +9,13 @@ use moeba::Result;
 use moeba::trace::{Budget, Routing, SimOptions, Tiers};
 use std::collections::BTreeMap;
 
-const SYSTEMS: [&str; 4] = ["mixtral-offloading", "moe-infinity", "moepic", "auto"];
+/// The last is the default.
+pub const SYSTEMS: [&str; 4] = [
+    "mixtral-offloading",
+    "moe-infinity",
+    "moepic",
+    "predictor=trajectory,eviction=scan-resistant",
+];
 const BASELINES: [&str; 2] = ["mixtral-offloading", "moe-infinity"];
 const MOEPIC: &str = "moepic";
 

@@ -100,9 +100,9 @@ fn looser_targets_need_no_more_memory() {
     let trace = trace();
     let inputs = Inputs::new(&trace, None, None);
     for table in figure_8(&inputs).unwrap() {
-        for system in ["mixtral-offloading", "moe-infinity", "moepic", "auto"] {
+        for system in super::memory::SYSTEMS {
             let gb = table.values(system);
-            assert!(gb.windows(2).all(|pair| pair[0] >= pair[1]), "{}: {gb:?}", table.id);
+            assert!(gb.windows(2).all(|pair| pair[0] >= pair[1]), "{}, {system}: {gb:?}", table.id);
         }
     }
 }

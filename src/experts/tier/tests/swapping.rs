@@ -49,7 +49,7 @@ fn what_is_expected_comes_in_the_place_of_the_least() {
     assert_eq!(reads(&world), before);
 }
 
-/// Where transit has nothing that is worth little, the least of the working set leaves.
+/// If transit has nothing that is worth little, the least of the working set leaves.
 #[test]
 fn what_is_worth_little_leaves_the_working_set() {
     let mut world = world("scan-resistant");

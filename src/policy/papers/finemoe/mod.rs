@@ -42,14 +42,10 @@ pub use similarity::{
 pub use store::MapStore;
 
 use crate::policy::PolicySpec;
-use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry, Trial};
+use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry};
 
 pub(in crate::policy) const NAMES: Names = Names {
-    predictors: &[PredictorEntry {
-        name: "map",
-        trial: Trial::Always,
-        build: |b| Some(Box::new(predictor(b))),
-    }],
+    predictors: &[PredictorEntry { name: "map", build: |b| Some(Box::new(predictor(b))) }],
     evictions: &[EvictionEntry { name: "map", build: |b| Box::new(MapEviction::new(b.shape)) }],
     policies: &[("finemoe", PolicySpec::whole("map", "map"))],
 };

@@ -24,14 +24,10 @@ pub use eviction::RequestEam;
 pub use predictor::EamcPredictor;
 
 use crate::policy::PolicySpec;
-use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry, Trial};
+use crate::policy::registry::{Builder, EvictionEntry, Names, PredictorEntry};
 
 pub(in crate::policy) const NAMES: Names = Names {
-    predictors: &[PredictorEntry {
-        name: "eamc",
-        trial: Trial::Always,
-        build: |b| Some(Box::new(predictor(b))),
-    }],
+    predictors: &[PredictorEntry { name: "eamc", build: |b| Some(Box::new(predictor(b))) }],
     evictions: &[EvictionEntry {
         name: "request-eam",
         build: |b| Box::new(RequestEam::new(b.shape)),

@@ -9,13 +9,12 @@ pub use hot::Hot;
 pub use llapor::{LlaPor, LlaporModel};
 pub use presched::PreSched;
 
-use crate::policy::registry::{EvictionEntry, Names, PredictorEntry, Trial};
+use crate::policy::registry::{EvictionEntry, Names, PredictorEntry};
 use crate::policy::{HotTable, PlacementKind, PolicySpec};
 
 pub(in crate::policy) const NAMES: Names = Names {
     predictors: &[PredictorEntry {
         name: "llapor",
-        trial: Trial::WithSection(LlaPor::SECTION),
         build: |b| {
             let llapor = LlaPor::from_profile(b.shape, b.profile, true);
             Some(Box::new(llapor.map_err(|why| b.notes.push(why)).ok()?))
