@@ -267,7 +267,7 @@ fn huge() -> Server {
         let mut tree = repo.tree();
         tree[0]["lfs"]["size"] = serde_json::json!(2u64 << 30);
         match repo.answer(request) {
-            reply if request.path.contains("/tree/") => Reply::new(200, tree.to_string()),
+            _ if request.path.contains("/tree/") => Reply::new(200, tree.to_string()),
             reply if request.is_resolve() => {
                 Reply { stall: true, ..reply.with("Content-Length", 2u64 << 30) }
             }
@@ -304,7 +304,7 @@ fn someone_at_a_terminal_is_asked_before_a_large_download() {
     let mut terminal = Terminal::open(run(&[]));
     terminal.see(0, "Download it? [Y/n]");
     terminal.type_and_see("\r", "downloading user/model");
-    let mut terminal = Terminal::open(run(&["-y"]));
+    let terminal = Terminal::open(run(&["-y"]));
     let seen = terminal.see(0, "downloading user/model");
     assert!(!seen.contains("Download it?"), "{seen}");
     drop(terminal);
