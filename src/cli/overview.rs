@@ -120,11 +120,17 @@ fn described(machine: &Machine) -> String {
         (None, None) => None,
     });
     match &machine.gpus {
-        Ok(gpus) => parts.extend(gpus.iter().map(|(name, n)| format!("{name} with {}", size(*n)))),
+        Ok(gpus) => parts.extend(gpus.chunk_by(|a, b| a == b).map(alike)),
         Err(_) if !cuda::has_driver() => parts.push("no GPU".into()),
         Err(why) => parts.push(format!("no GPU: {why}")),
     }
     parts.join(", ")
+}
+
+/// `8 × NVIDIA H200 with 140.00 GiB`
+fn alike(gpus: &[(String, u64)]) -> String {
+    let times = if gpus.len() > 1 { format!("{} × ", gpus.len()) } else { String::new() };
+    gpus.first().map_or_else(String::new, |(name, n)| format!("{times}{name} with {}", size(*n)))
 }
 
 #[cfg(test)]
@@ -143,6 +149,7 @@ mod tests {
             free: Some(21 << 30),
             gpus: Ok(vec![("NVIDIA H200".into(), 141 << 30)]),
         };
+        assert_eq!(alike(&vec![("X".into(), 1 << 30); 8]), "8 × X with 1.00 GiB");
         let none = text(&machine, &[]);
         assert!(none.contains("no model here yet") && !none.contains("moeba serve"), "{none}");
         let first = "2 cores, 21.00 GiB of 24.00 GiB memory free, NVIDIA H200 with 141.00 GiB";

@@ -304,12 +304,14 @@ fn someone_at_a_terminal_is_asked_before_a_large_download() {
     let mut terminal = Terminal::open(run(&[]));
     terminal.see(0, "Download it? [Y/n]");
     terminal.type_and_see("\r", "downloading user/model");
+    // It holds the file.
+    drop(terminal);
     let terminal = Terminal::open(run(&["-y"]));
     let seen = terminal.see(0, "downloading user/model");
     assert!(!seen.contains("Download it?"), "{seen}");
     drop(terminal);
     // Without a terminal there is no question.
-    let mut child = run(&[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = run(&[]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut said, &mut line).unwrap();
