@@ -85,14 +85,12 @@ impl ModelArg {
         let path = match (wanted, &self.model) {
             (Some(wanted), _) => self.hub.fetch_with_consent(wanted, consent)?,
             (None, Some(path)) => {
-                self.hub.warn_of_a_file();
-                match bundled::resolve(path)? {
-                    Some(bundled) => bundled,
-                    None => {
-                        check_exists(path)?;
-                        path.clone()
-                    }
+                let bundled = bundled::resolve(path)?;
+                if bundled.is_none() {
+                    check_exists(path)?;
                 }
+                self.hub.warn_of_a_file();
+                bundled.unwrap_or_else(|| path.clone())
             }
             // clap has seen to one of them.
             (None, None) => return Err(Error::Usage("a model must be given".into())),

@@ -160,9 +160,9 @@ impl Hub {
                 Http::new(&config).rate(&url_of(first), repo, time)
             };
             if !consent(&Ahead { n_bytes, free_bytes, rate: &rate })? {
-                return Ok(self.cached(wanted)?.ok_or_else(|| {
-                    Error::Invalid(format!("{wanted} is not on this machine, and stays away"))
-                })?);
+                let older = self.cached(wanted).ok().flatten();
+                let refused = || Error::Invalid(format!("{wanted} was not downloaded"));
+                return Ok(older.ok_or_else(refused)?);
             }
         }
         let mut before = 0;

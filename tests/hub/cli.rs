@@ -292,7 +292,7 @@ fn someone_at_a_terminal_is_asked_before_a_large_download() {
         assert!(seen.contains(words), "no {words:?} in {seen}");
     }
     terminal.type_and_see("perhaps\r", "please answer y or n");
-    terminal.type_and_see("n\r", "user/model is not on this machine");
+    terminal.type_and_see("n\r", "user/model was not downloaded");
     assert_eq!(terminal.code(), Some(1));
     assert!(cache.tree().is_empty(), "{:?}", cache.tree());
     // Ctrl-C is an answer, too.
