@@ -16,7 +16,7 @@ const ASKED_FROM: u64 = 1 << 30;
 /// Time for which bytes are received to see how fast they come.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Asks on a terminal; without one there is nobody who could answer.
+/// Asks on a terminal; without one the answer is yes.
 pub fn ask(wanted: &str, ahead: &Ahead) -> Result<bool> {
     let (stdin, stderr) = (io::stdin(), io::stderr());
     let can_ask = stdin.is_terminal() && stderr.is_terminal() && !terminal::is_quiet();

@@ -15,8 +15,7 @@ use std::time::Instant;
 
 #[derive(clap::Args, Debug)]
 pub struct ModelArg {
-    /// GGUF file (or -m FILE), the first one of a split model, hf:USER/REPO[:QUANT], or demo, the
-    /// bundled model
+    /// GGUF file (or -m FILE), a split model's first one, hf:USER/REPO[:QUANT], or demo
     #[arg(value_name = "MODEL", env = "MOEBA_MODEL", required_unless_present = "hf_repo")]
     model: Option<PathBuf>,
     // By the time that clap looks, the flag has become a MODEL (see `argv`): this is its place in

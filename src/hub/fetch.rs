@@ -27,7 +27,7 @@ pub struct Step<'a> {
     pub total: u64,
 }
 
-/// What a download is going to be.
+/// A download that has not begun.
 pub struct Ahead<'a> {
     /// Bytes that are to come.
     pub n_bytes: u64,

@@ -8,7 +8,8 @@ fn installed(prefix: &std::path::Path) -> std::process::Command {
     let program = prefix.join("bin/moeba");
     fs::create_dir_all(prefix.join("bin")).unwrap();
     fs::create_dir_all(prefix.join("share/moeba")).unwrap();
-    if fs::hard_link(common::program(), &program).is_err() {
+    // A copy onto a link would empty the program itself.
+    if !program.exists() && fs::hard_link(common::program(), &program).is_err() {
         fs::copy(common::program(), &program).unwrap();
     }
     let model = tiny(Tiny::default());

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What crates.io takes.
+/// The limit of crates.io.
 const MAX_BYTES: usize = 10 << 20;
 
 /// The rules of `include`, each a path from the root with `*` and `**`.
