@@ -31,6 +31,18 @@ pub fn time(time: Duration) -> String {
     }
 }
 
+/// Time that is only known roughly: "40 s", "3 min", "2 h 5 min".
+pub fn long_time(time: Duration) -> String {
+    let seconds = time.as_secs_f64().ceil() as u64;
+    let minutes = seconds.div_ceil(60);
+    match (seconds, minutes / 60, minutes % 60) {
+        (..90, ..) => format!("{seconds} s"),
+        (_, 0, minutes) => format!("{minutes} min"),
+        (_, hours, 0) => format!("{hours} h"),
+        (_, hours, minutes) => format!("{hours} h {minutes} min"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,6 +52,8 @@ mod tests {
         assert_eq!([0, 999, 1024, 1_234_567].map(count), ["0", "999", "1,024", "1,234,567"]);
         assert_eq!([0, 1, 2].map(|n| counted(n, "token")), ["0 tokens", "1 token", "2 tokens"]);
         let times = [0.0, 0.0123, 2.14, 132.4].map(|s| time(Duration::from_secs_f64(s)));
+        let long = [40, 91, 3600, 3601].map(|s| long_time(Duration::from_secs(s)));
+        assert_eq!(long, ["40 s", "2 min", "1 h", "1 h 1 min"]);
         assert_eq!(times, ["0.0 ms", "12.3 ms", "2.1 s", "132 s"]);
     }
 }

@@ -2,11 +2,14 @@
 
 use super::out;
 use super::values::{self, Parsed};
-use crate::hub::{Config, Hub, Step, Token, Wanted};
+use crate::hub::{Ahead, Config, Hub, Step, Token, Wanted};
 use crate::terminal::{self, Bar};
 use crate::units::size;
 use crate::{Error, Result};
 use std::path::PathBuf;
+
+/// Whether a model of this name may be downloaded.
+pub type Consent<'a> = &'a mut dyn FnMut(&str, &Ahead) -> Result<bool>;
 
 /// Before the name of a repository where a file's could stand.
 pub const HUB_PREFIX: &str = "hf:";
@@ -64,6 +67,11 @@ impl HubArgs {
 
     /// The model's first file on this machine.
     pub fn fetch(&self, text: &str) -> Result<PathBuf> {
+        self.fetch_with_consent(text, &mut |_, _| Ok(true))
+    }
+
+    /// [`HubArgs::fetch`] that asks before it downloads, with the model's name.
+    pub fn fetch_with_consent(&self, text: &str, consent: Consent<'_>) -> Result<PathBuf> {
         let mut wanted = wanted(text)?;
         if let Some(file) = &self.hf_file {
             wanted = wanted.with_file(file).map_err(Error::Usage)?;
@@ -78,7 +86,8 @@ impl HubArgs {
             bar.set_position(step.done);
             Ok(())
         };
-        self.hub()?.fetch(&wanted, &mut progress)
+        let mut consent = |ahead: &Ahead| consent(&wanted.to_string(), ahead);
+        self.hub()?.fetch_with_consent(&wanted, &mut consent, &mut progress)
     }
 }
 

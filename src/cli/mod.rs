@@ -5,8 +5,10 @@ mod answer;
 mod args;
 mod argv;
 mod bench;
+mod bundled;
 mod chat;
 mod commands;
+mod consent;
 mod conversation;
 mod convert;
 mod device_args;
@@ -35,6 +37,7 @@ mod npy;
 mod out;
 mod outcome;
 mod outputs;
+mod overview;
 mod perplexity;
 mod plan;
 mod plan_devices;
@@ -64,6 +67,7 @@ use crate::{Error, Result, interrupt};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use global::{Global, VERSION};
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Runs Mixture-of-Experts language models that are bigger than the memory they run in.
@@ -144,6 +148,9 @@ fn command_line(full_help: bool) -> clap::Command {
 
 /// Everything `src/main.rs` does.
 pub fn main() -> ExitCode {
+    if std::env::args_os().len() <= 1 && std::io::stdout().is_terminal() {
+        return ExitCode::from(end_code(&overview::show()));
+    }
     let asks = |arg: OsString| ["--help", "--usage", "help"].iter().any(|word| arg == *word);
     let full_help = std::env::args_os().skip(1).any(asks);
     let mut root = command_line(full_help);

@@ -1,9 +1,9 @@
 //! The model that a subcommand works on: a file, or one of a hub that becomes a file; and the
 //! metadata that is to stand in its place.
 
-use super::figures;
-use super::hub::{HUB_PREFIX, HubArgs};
+use super::hub::{Consent, HUB_PREFIX, HubArgs};
 use super::values::Parsed;
+use super::{bundled, figures};
 use crate::engine::plan::ram::RamBudget;
 use crate::engine::{Engine, EngineOptions, Loading};
 use crate::gguf::{Gguf, Override};
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 #[derive(clap::Args, Debug)]
 pub struct ModelArg {
-    /// GGUF file (or -m FILE), the first one of a split model, or hf:USER/REPO[:QUANT]
+    /// GGUF file (or -m FILE), a split model's first one, hf:USER/REPO[:QUANT], or demo
     #[arg(value_name = "MODEL", env = "MOEBA_MODEL", required_unless_present = "hf_repo")]
     model: Option<PathBuf>,
     // By the time that clap looks, the flag has become a MODEL (see `argv`): this is its place in
@@ -69,6 +69,11 @@ pub struct Model {
 impl ModelArg {
     /// The model's file; one of a hub is downloaded unless the cache has it.
     pub fn resolve(&self) -> Result<Model> {
+        self.resolve_with_consent(&mut |_, _| Ok(true))
+    }
+
+    /// [`ModelArg::resolve`] that asks before it downloads.
+    pub fn resolve_with_consent(&self, consent: Consent<'_>) -> Result<Model> {
         let overrides = self.overrides();
         let wanted = match (&self.model, &self.hf_repo) {
             (Some(path), _) => path.to_str().and_then(|text| {
@@ -77,11 +82,14 @@ impl ModelArg {
             (None, repo) => repo.as_deref(),
         };
         let path = match (wanted, &self.model) {
-            (Some(wanted), _) => self.hub.fetch(wanted)?,
+            (Some(wanted), _) => self.hub.fetch_with_consent(wanted, consent)?,
             (None, Some(path)) => {
-                check_exists(path)?;
+                let bundled = bundled::resolve(path)?;
+                if bundled.is_none() {
+                    check_exists(path)?;
+                }
                 self.hub.warn_of_a_file();
-                path.clone()
+                bundled.unwrap_or_else(|| path.clone())
             }
             // clap has seen to one of them.
             (None, None) => return Err(Error::Usage("a model must be given".into())),

@@ -5,7 +5,7 @@ use super::args::{self, BatchArgs, SpecArgs, ThreadsArg};
 use super::conversation::{Conversation, Prompt, has_template};
 use super::figures::counted;
 use super::grammar::{GrammarArgs, of_answer};
-use super::model::ModelArg;
+use super::model::{Model, ModelArg};
 use super::outcome::{self, WithBar};
 use super::preset::{self, PresetArgs};
 use super::prompt::read_prompt;
@@ -13,7 +13,7 @@ use super::reasoning::{Reasoning, ReasoningArgs};
 use super::sampling::{LimitArgs, SamplingArgs};
 use super::stats::Stats;
 use super::translate::LanguageArgs;
-use super::{chat, out, plan, stdin, translate};
+use super::{chat, consent, out, plan, stdin, translate};
 use crate::chat::reasoning::ChatAnswer;
 use crate::engine::{
     Engine, EngineOptions, FinishReason, Generator, Limits, Outcome, Request, SpecMode, Speculation,
@@ -63,6 +63,19 @@ pub struct Args {
     dry_run: bool,
     #[command(flatten)]
     preset: PresetArgs,
+    /// Download a model of more than 1 GiB without asking first, as without a terminal
+    #[arg(short = 'y', long, help_heading = "Model")]
+    yes: bool,
+}
+
+impl Args {
+    /// The model's file. Someone who can answer is asked before many gigabytes are downloaded.
+    fn resolve(&self) -> Result<Model> {
+        match self.yes {
+            true => self.model.resolve(),
+            false => self.model.resolve_with_consent(&mut consent::ask),
+        }
+    }
 }
 
 #[derive(clap::Args, Debug)]
@@ -212,7 +225,7 @@ pub fn run(args: Args) -> Result<()> {
         }
         (Some(name), false) => return Err(preset::without_weights(name)),
         (None, true) => {
-            let model = args.model.resolve()?;
+            let model = args.resolve()?;
             let options = model.options(&options(may_have_prompt));
             return plan::print(&Engine::plan_of(&model.path, &options)?, Some(&model.path));
         }
@@ -222,7 +235,7 @@ pub fn run(args: Args) -> Result<()> {
     let prompt = args.text.prompt()?;
     let system = args.text.system()?;
     let grammar = args.grammar.grammar()?;
-    let model = args.model.resolve()?;
+    let model = args.resolve()?;
     let start = Instant::now();
     let engine = model.load(&options(prompt.is_some()))?;
     let load_time = start.elapsed();

@@ -68,6 +68,14 @@ pub fn models_of<'a>(files: &[&'a str]) -> Vec<(&'a str, &'a str)> {
     models(files).map(|path| (stem(path), path)).collect()
 }
 
+/// All files of the model among those of a folder whose first file this is.
+pub fn files_of<'a>(files: &[&'a str], first: &'a str) -> Vec<&'a str> {
+    match choose(files, None, Some(first)) {
+        Choice::Files(files) => files,
+        _ => vec![first],
+    }
+}
+
 fn names_type(path: &str, quant: &str) -> bool {
     let (path, quant) = (path.to_ascii_lowercase(), quant.to_ascii_lowercase());
     path.match_indices(&quant).any(|(at, _)| path[at + quant.len()..].starts_with(['.', '-']))

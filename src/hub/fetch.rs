@@ -14,6 +14,7 @@ use crate::{Error, Result};
 use rustix::fs::statvfs;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The progress of a download.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,19 @@ pub struct Step<'a> {
     pub done: u64,
     pub total: u64,
 }
+
+/// A download that has not begun.
+pub struct Ahead<'a> {
+    /// Bytes that are to come.
+    pub n_bytes: u64,
+    /// Bytes that the disk has room for, if that is known.
+    pub free_bytes: Option<u64>,
+    /// Bytes a second, by receiving some for this long and dropping them.
+    pub rate: &'a dyn Fn(Duration) -> Option<f64>,
+}
+
+/// Asks whether a download may begin.
+pub type Consent<'a> = &'a mut dyn FnMut(&Ahead) -> Result<bool>;
 
 /// A hub and the cache of its files.
 #[derive(Debug)]
@@ -49,6 +63,17 @@ impl Hub {
         wanted: &Wanted,
         progress: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<PathBuf> {
+        self.fetch_with_consent(wanted, &mut |_| Ok(true), progress)
+    }
+
+    /// [`Hub::fetch`] that downloads nothing without consent. Where that is denied, an older copy
+    /// in the cache will do.
+    pub fn fetch_with_consent(
+        &self,
+        wanted: &Wanted,
+        consent: Consent<'_>,
+        progress: &mut dyn FnMut(Step<'_>) -> Result<()>,
+    ) -> Result<PathBuf> {
         if self.config.offline {
             return self.cached(wanted)?.ok_or_else(|| {
                 let cache = self.config.cache.display();
@@ -57,7 +82,7 @@ impl Hub {
                 ))
             });
         }
-        match self.online(wanted, progress) {
+        match self.online(wanted, consent, progress) {
             Ok(path) => Ok(path),
             Err(Failure::Passing { why, .. } | Failure::Unreachable(why)) => {
                 match self.cached(wanted) {
@@ -101,6 +126,7 @@ impl Hub {
     fn online(
         &self,
         wanted: &Wanted,
+        consent: Consent<'_>,
         progress: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Try<PathBuf> {
         let http = Http::new(&self.config);
@@ -122,11 +148,26 @@ impl Hub {
         let lacking = |file: &&&RemoteFile| snapshot::find(&paths, &commit, file).is_none();
         let missing: Vec<&RemoteFile> = files.iter().filter(lacking).copied().collect();
         let total = missing.iter().filter_map(|file| file.size).sum();
-        self.check_room(&paths, &missing)?;
+        let (n_bytes, free_bytes) = self.check_room(&paths, &missing)?;
+        let url_of = |file: &RemoteFile| {
+            let path = url::escape_path(&file.path);
+            format!("{}/{repo}/resolve/{commit}/{path}", self.config.endpoint)
+        };
+        if let Some(first) = missing.first() {
+            let rate = |time| {
+                let mut config = self.config.clone();
+                config.patience.stall = time;
+                Http::new(&config).rate(&url_of(first), repo, time)
+            };
+            if !consent(&Ahead { n_bytes, free_bytes, rate: &rate })? {
+                let older = self.cached(wanted).ok().flatten();
+                let refused = || Error::Invalid(format!("{wanted} was not downloaded"));
+                return Ok(older.ok_or_else(refused)?);
+            }
+        }
         let mut before = 0;
         for file in missing {
-            let path = url::escape_path(&file.path);
-            let url = format!("{}/{repo}/resolve/{commit}/{path}", self.config.endpoint);
+            let url = url_of(file);
             let (config, http, paths) = (&self.config, &http, &paths);
             let mut step = |done| {
                 let (sha256, done) = (file.sha256(), before + done);
@@ -141,8 +182,9 @@ impl Hub {
         Ok(paths.pointer(&commit, picked[0]))
     }
 
-    /// Says at once that a model will not fit the disk, and not after hours.
-    fn check_room(&self, paths: &RepoPaths, files: &[&RemoteFile]) -> Result<()> {
+    /// Says at once that a model will not fit the disk, and not after hours. Answers the bytes that
+    /// are to come, and those that there is room for.
+    fn check_room(&self, paths: &RepoPaths, files: &[&RemoteFile]) -> Result<(u64, Option<u64>)> {
         let there = |path: PathBuf| fs::metadata(path).map_or(0, |meta| meta.len());
         let needed = files.iter().map(|file| {
             let parts = there(paths.incomplete(&file.etag)).max(there(paths.blob(&file.etag)));
@@ -151,14 +193,15 @@ impl Hub {
         let needed: u64 = needed.fold(0, u64::saturating_add);
         // The folder may not exist yet: the disk is that of the first one above it that does.
         let disk = self.config.cache.ancestors().find_map(|folder| statvfs(folder).ok());
-        match disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)) {
+        let free = disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+        match free {
             Some(free) if free < needed => Err(Error::Invalid(format!(
                 "{}: {} are to be downloaded, but the disk has room for {}",
                 self.config.cache.display(),
                 at_least(needed),
                 at_most(free)
             ))),
-            _ => Ok(()),
+            _ => Ok((needed, free)),
         }
     }
 

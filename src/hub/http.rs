@@ -3,9 +3,9 @@
 
 use super::retry::{Failure, Try};
 use super::{Config, RepoId, url};
-use crate::Error;
+use crate::{Error, interrupt};
 use std::io::Read;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ureq::http::{HeaderMap, Response};
 use ureq::{Agent, Body};
 
@@ -114,6 +114,21 @@ impl<'a> Http<'a> {
         }
         let sentence = format!("{}: more than {MAX_REDIRECTS} redirects", url::shown(url));
         Err(Error::Invalid(sentence).into())
+    }
+
+    /// Bytes a second that come from `url`, received for so long and dropped. `None` if nothing
+    /// comes, which is to be told when it matters.
+    pub fn rate(&self, url: &str, repo: &RepoId, time: Duration) -> Option<f64> {
+        let mut reader = self.get(url, None, repo).ok()?.body.into_reader();
+        let mut buffer = vec![0; 1 << 16];
+        let (start, mut n_bytes) = (Instant::now(), 0);
+        while start.elapsed() < time && !interrupt::is_set() {
+            match reader.read(&mut buffer) {
+                Ok(n @ 1..) => n_bytes += n,
+                _ => break,
+            }
+        }
+        (n_bytes > 0).then(|| n_bytes as f64 / start.elapsed().as_secs_f64())
     }
 
     fn redirect(&self, from: &str, location: Option<&str>) -> Try<String> {

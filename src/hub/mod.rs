@@ -21,8 +21,8 @@ mod retry;
 mod snapshot;
 mod url;
 
-pub use choice::models_of;
+pub use choice::{files_of, models_of};
 pub use config::{Config, Patience, Token};
-pub use fetch::{Hub, Step};
+pub use fetch::{Ahead, Hub, Step};
 pub use repo::{RepoId, Wanted, is_address};
 pub use snapshot::Cached;

@@ -3,88 +3,19 @@
 
 use common::cli::{Model, Tiny, moeba, tiny};
 use common::convert_golden;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use common::terminal::Terminal;
 use serde_json::{Value, json};
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Command};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-/// A chat whose terminal is ours.
-struct Terminal {
-    child: Child,
-    keys: File,
-    seen: Arc<Mutex<String>>,
-}
-
-impl Terminal {
-    /// `setsid` takes the test's own terminal away from the program.
-    fn open(model: &Model, args: &[&str]) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
-        let slave = OpenOptions::new().read(true).write(true).open(name).unwrap();
-        let program = moeba();
-        let mut command = Command::new("setsid");
-        command.arg(program.get_program()).args(["run", "--temp", "0", "--ignore-eos"]);
-        command.arg(&model.path).args(args).env("TERM", "xterm");
-        command.env("MOEBA_HISTORY", model.file("history"));
-        command.env_remove("NO_COLOR");
-        let clone = || slave.try_clone().unwrap();
-        command.stdin(clone()).stdout(clone()).stderr(clone());
-        let child = command.spawn().unwrap();
-        let (keys, mut screen) = (File::from(master.try_clone().unwrap()), File::from(master));
-        let seen = Arc::new(Mutex::new(String::new()));
-        let shared = seen.clone();
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(n @ 1..) = screen.read(&mut bytes) {
-                shared.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..n]));
-            }
-        });
-        Self { child, keys, seen }
-    }
-
-    /// Types, then waits until the screen shows `answer` after what it showed before.
-    fn type_and_see(&mut self, keys: &str, answer: &str) -> String {
-        let before = self.seen.lock().unwrap().len();
-        self.keys.write_all(keys.as_bytes()).unwrap();
-        self.see(before, answer)
-    }
-
-    fn see(&self, from: usize, answer: &str) -> String {
-        let start = Instant::now();
-        loop {
-            let seen = self.seen.lock().unwrap()[from..].to_owned();
-            if seen.contains(answer) {
-                return seen;
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "no {answer:?} in {seen:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn code(mut self) -> Option<i32> {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "the chat goes on");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// A test that fails leaves no program behind.
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A chat on a terminal of ours.
+fn open(model: &Model, args: &[&str]) -> Terminal {
+    let mut command = moeba();
+    command.args(["run", "--temp", "0", "--ignore-eos"]).arg(&model.path).args(args);
+    command.env("MOEBA_HISTORY", model.file("history"));
+    Terminal::open(command)
 }
 
 /// The lines of a chat's history.
@@ -100,7 +31,7 @@ fn model() -> Model {
 #[test]
 fn a_chat_keeps_its_history_in_the_cache() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-n", "5"]);
+    let mut terminal = open(&model, &["-n", "5"]);
     terminal.see(0, "> ");
     terminal.type_and_see("hello\r", "> ");
     terminal.type_and_see("again\r", "> ");
@@ -125,7 +56,7 @@ fn a_chat_keeps_its_history_in_the_cache() {
 #[test]
 fn a_full_chat_goes_on() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-n", "5", "-c", "200"]);
+    let mut terminal = open(&model, &["-n", "5", "-c", "200"]);
     terminal.see(0, "> ");
     let message = "y".repeat(40);
     for _ in 0..2 {
@@ -149,7 +80,7 @@ fn conversations_and_texts_are_read_from_files() {
     std::fs::write(&note, "a note\n").unwrap();
     std::fs::write(&other, "not a conversation").unwrap();
     let command = |name: &str, path: &Path| format!("/{name} {}\r", path.display());
-    let mut terminal = Terminal::open(&model, &["-n", "5"]);
+    let mut terminal = open(&model, &["-n", "5"]);
     terminal.see(0, "> ");
     terminal.type_and_see(&command("read", &note), "goes with the next message: 1 line");
     terminal.type_and_see("and?\r", "tokens/s");
@@ -162,7 +93,7 @@ fn conversations_and_texts_are_read_from_files() {
     let sent = format!("{}:\n\na note\n\nand?", note.display());
     assert_eq!(json["messages"][0], json!({"role": "user", "content": sent}));
     assert_eq!(json["messages"][1]["role"], "assistant");
-    let mut terminal = Terminal::open(&model, &["-n", "5"]);
+    let mut terminal = open(&model, &["-n", "5"]);
     terminal.see(0, "> ");
     terminal.type_and_see(&command("load", &other), "expected {\"messages\"");
     terminal.type_and_see(&command("load", &kept), "goes on: 2 messages");
@@ -174,7 +105,7 @@ fn conversations_and_texts_are_read_from_files() {
 #[test]
 fn ctrl_c_ends_an_answer_and_twice_the_program() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-c", "1000000"]);
+    let mut terminal = open(&model, &["-c", "1000000"]);
     terminal.see(0, "> ");
     let before = terminal.seen.lock().unwrap().len();
     terminal.keys.write_all(b"hello\r").unwrap();
@@ -203,7 +134,7 @@ fn ctrl_c_ends_an_answer_and_twice_the_program() {
 #[test]
 fn commands_answer_in_a_quiet_chat() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-q", "-n", "3"]);
+    let mut terminal = open(&model, &["-q", "-n", "3"]);
     terminal.see(0, "> ");
     for (command, answer) in [
         ("/help", "/system TEXT"),
@@ -273,7 +204,7 @@ fn long_prompt(model: &Model, n: usize, args: &[&str]) -> Terminal {
     let file = model.file("prompt");
     std::fs::write(&file, "a long prompt ".repeat(n)).unwrap();
     let file = file.to_str().unwrap();
-    Terminal::open(model, &[&["-st", "-c", "100000", "-n", "1", "-f", file], args].concat())
+    open(model, &[&["-st", "-c", "100000", "-n", "1", "-f", file], args].concat())
 }
 
 #[test]
@@ -321,7 +252,7 @@ const QUESTIONS: [&str; 5] = ["one?", "two?", "three?", "four?", "five?"];
 fn lines_that_are_typed_during_an_answer_are_turns_of_their_own() {
     let model = model();
     let args = ["-n", "40", "-c", "2048"];
-    let mut slow = Terminal::open(&model, &args);
+    let mut slow = open(&model, &args);
     slow.see(0, "> ");
     for question in ["first", "/set n 3"].iter().chain(&QUESTIONS) {
         slow.type_and_see(&format!("{question}\r"), "> ");
@@ -333,7 +264,7 @@ fn lines_that_are_typed_during_an_answer_are_turns_of_their_own() {
     assert_eq!(typed.len(), 2 + QUESTIONS.len() + 2, "{typed:?}");
 
     std::fs::remove_file(model.file("history")).unwrap();
-    let mut ahead = Terminal::open(&model, &args);
+    let mut ahead = open(&model, &args);
     ahead.see(0, "> ");
     let before = ahead.seen.lock().unwrap().len();
     // A key at a time until the first answer begins; the rest meets a program that computes.
@@ -353,7 +284,7 @@ fn lines_that_are_typed_during_an_answer_are_turns_of_their_own() {
 #[test]
 fn a_paste_without_brackets_loses_no_line() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-n", "1", "-c", "2048"]);
+    let mut terminal = open(&model, &["-n", "1", "-c", "2048"]);
     terminal.see(0, "> ");
     // More than the line editor's buffer and the terminal's hold.
     let pasted: Vec<String> = (0..700).map(|i| format!("/set seed {i}")).collect();
@@ -373,7 +304,7 @@ fn a_paste_without_brackets_loses_no_line() {
 #[test]
 fn a_single_turn_takes_a_block_and_its_line() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-n", "1", "-st"]);
+    let mut terminal = open(&model, &["-n", "1", "-st"]);
     terminal.see(0, "> ");
     terminal.keys.write_all(b"\r\"\"\"one\rtwo\rthree\"\"\"\r").unwrap();
     assert_eq!(terminal.code(), Some(0));
@@ -383,7 +314,7 @@ fn a_single_turn_takes_a_block_and_its_line() {
 #[test]
 fn chats_at_the_same_time_keep_the_lines_of_both() {
     let model = model();
-    let mut terminals = [0, 1].map(|_| Terminal::open(&model, &["-n", "1"]));
+    let mut terminals = [0, 1].map(|_| open(&model, &["-n", "1"]));
     for (i, terminal) in terminals.iter_mut().enumerate() {
         terminal.see(0, "> ");
         terminal.type_and_see(&format!("question {i}\r"), "> ");
@@ -400,7 +331,7 @@ fn chats_at_the_same_time_keep_the_lines_of_both() {
 fn a_file_that_is_no_history_stays() {
     let model = model();
     std::fs::write(model.file("history"), "notes\n").unwrap();
-    let mut terminal = Terminal::open(&model, &["-n", "1"]);
+    let mut terminal = open(&model, &["-n", "1"]);
     terminal.see(0, "not a chat history");
     terminal.see(0, "> ");
     terminal.type_and_see("hello\r", "> ");
@@ -415,7 +346,7 @@ fn thinking(model: &Model, args: &[&str]) -> Terminal {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>";
     std::fs::write(&file, template).unwrap();
     let args = [&["--chat-template", file.to_str().unwrap(), "-n", "40"], args].concat();
-    let terminal = Terminal::open(model, &args);
+    let terminal = open(model, &args);
     terminal.see(0, "> ");
     terminal
 }
@@ -461,7 +392,7 @@ fn a_message_without_an_answer_is_no_part_of_the_conversation() {
 #[test]
 fn every_answer_of_a_chat_has_the_form_that_is_asked_for() {
     let model = model();
-    let mut terminal = Terminal::open(&model, &["-j", "{\"const\": \"yes indeed\"}"]);
+    let mut terminal = open(&model, &["-j", "{\"const\": \"yes indeed\"}"]);
     terminal.see(0, "> ");
     for message in ["hello\r", "again\r", "/regen\r"] {
         terminal.type_and_see(message, "\"yes indeed\"");
@@ -477,7 +408,7 @@ fn a_model_with_a_state_repeats_an_answer_without_reading_it_all() {
     let dir = tempfile::tempdir().unwrap();
     let path = convert_golden("qwen3next", "f32", dir.path());
     let model = Model { dir, path };
-    let mut terminal = Terminal::open(&model, &["--conversation", "-c", "512", "-n", "3", "-v"]);
+    let mut terminal = open(&model, &["--conversation", "-c", "512", "-n", "3", "-v"]);
     terminal.see(0, "> ");
     terminal.type_and_see(&format!("{}\r", "a long message ".repeat(12)), "peak memory");
     terminal.type_and_see("/regen\r", " more were in the cache");

@@ -39,6 +39,9 @@ mod measure;
 // Answers of `run` that follow a grammar or a JSON schema.
 mod grammar;
 
+// `moeba` alone on a terminal, and the bundled model.
+mod overview;
+
 // Files that commands write, and files that they must not replace.
 mod outputs;
 

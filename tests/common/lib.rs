@@ -11,6 +11,8 @@ pub mod hub;
 pub mod jobs;
 pub mod quant;
 pub mod stream;
+#[cfg(target_os = "linux")]
+pub mod terminal;
 
 pub use golden::{golden, gunzip};
 use moeba::engine::{CacheType, Engine, EngineOptions};

@@ -258,3 +258,67 @@ fn what_is_no_model_is_told_apart() {
     failed(&inspect("Some/Model-GGUF"), 1, &["no such file", "-hf Some/Model-GGUF"]);
     failed(&inspect("ggufs/b"), 1, &["ggufs/b", "No such file"]);
 }
+
+/// A hub whose file is said to have 2 GiB; a kilobyte of it comes, then nothing for a while.
+#[cfg(target_os = "linux")]
+fn huge() -> Server {
+    let repo = Repo::new(&[("m-Q4_K_M.gguf", &content(1000, 7))]);
+    Server::new(move |request| {
+        let mut tree = repo.tree();
+        tree[0]["lfs"]["size"] = serde_json::json!(2u64 << 30);
+        match repo.answer(request) {
+            _ if request.path.contains("/tree/") => Reply::new(200, tree.to_string()),
+            reply if request.is_resolve() => {
+                Reply { stall: true, ..reply.with("Content-Length", 2u64 << 30) }
+            }
+            reply => reply,
+        }
+    })
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn someone_at_a_terminal_is_asked_before_a_large_download() {
+    use common::terminal::Terminal;
+    let (cache, server) = (Cache::new(), huge());
+    let run = |flags: &[&str]| {
+        let mut command = with_hub(&cache, &server);
+        command.args(["run", "-hf", "user/model", "-p", "hi"]).args(flags);
+        command
+    };
+    let mut terminal = Terminal::open(run(&[]));
+    let seen = terminal.see(0, "Download it? [Y/n]");
+    for words in ["user/model: 2.00 GiB to download", "the disk has", "memory"] {
+        assert!(seen.contains(words), "no {words:?} in {seen}");
+    }
+    terminal.type_and_see("perhaps\r", "please answer y or n");
+    terminal.type_and_see("n\r", "user/model was not downloaded");
+    assert_eq!(terminal.code(), Some(1));
+    assert!(cache.tree().is_empty(), "{:?}", cache.tree());
+    // Ctrl-C is an answer, too.
+    let terminal = Terminal::open(run(&[]));
+    terminal.see(0, "Download it? [Y/n]");
+    let before = terminal.seen.lock().unwrap().len();
+    let pid = terminal.child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    terminal.see(before, "interrupted");
+    assert_eq!(terminal.code(), Some(130));
+    // With -y there is no question.
+    let mut terminal = Terminal::open(run(&[]));
+    terminal.see(0, "Download it? [Y/n]");
+    terminal.type_and_see("\r", "downloading user/model");
+    // It holds the file.
+    drop(terminal);
+    let terminal = Terminal::open(run(&["-y"]));
+    let seen = terminal.see(0, "downloading user/model");
+    assert!(!seen.contains("Download it?"), "{seen}");
+    drop(terminal);
+    // Without a terminal there is no question.
+    let mut child = run(&[]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(line.starts_with("downloading user/model"), "{line}");
+}

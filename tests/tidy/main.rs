@@ -4,6 +4,7 @@
 mod lexer;
 mod links;
 mod modules;
+mod package;
 mod ratchets;
 mod signatures;
 
