@@ -175,8 +175,7 @@ fn read_value(config: &Json, row: &MetadataRow, field: &str, value: &Value) -> R
     let named = |text: &str| numbers.get(text).copied();
     let u32_of = |v: &Value| match v {
         Value::String(text) => named(text),
-        Value::Number(number) if !numbers.is_empty() => named(&number.to_string()),
-        Value::Bool(flag) => named(&flag.to_string()),
+        Value::Number(_) | Value::Bool(_) if !numbers.is_empty() => named(&v.to_string()),
         _ => v.as_u64().and_then(|n| u32::try_from(n).ok()),
     };
     let f32_of = |v: &Value| v.as_f64().map(|x| x as f32);

@@ -5,9 +5,9 @@
                                            release of llama.cpp by bench/level.py
     python make_cards.py transformers      logits of cards with "config"
     python make_cards.py converted SOURCE LEVEL
-                                           logits of cards with "config" and "reference": "llama.cpp",
-                                           whose classes transformers does not have: the converter of
-                                           SOURCE, a release of llama.cpp, makes their GGUF files
+                                           logits of cards with "config" whose "reference" is
+                                           "llama.cpp": the converter of SOURCE, a release of
+                                           it, makes their GGUF files
 
 For qwen4exp LEVEL decodes one token at a time, without reuse of graphs, and before each sets
 indexer_top_k of the model's hparams (src/llama-model.h) so that the positions which llama.cpp lets

@@ -32,10 +32,9 @@
 //!
 //! Other fields of a row: `part`, the place among the rows whose tensors lie one behind the other
 //! in one target; `in`, the kind of layers that have it (`moe`, `dense`, `recurrent`, `attention`,
-//! `next`);
-//! `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have it;
-//! `layers` and `experts`, the sizes that count its `{layer}` and `{expert}`; `integers`, that it is a table of such; `zeros`,
-//! that a checkpoint without it has zeros there.
+//! `next`); `optional`, that a checkpoint may lack it; `unless`, a size whose models do not have
+//! it; `layers` and `experts`, the sizes that count its `{layer}` and `{expert}`; `integers`, that
+//! it is a table of such; `zeros`, that a checkpoint without it has zeros there.
 
 use std::collections::BTreeMap;
 
