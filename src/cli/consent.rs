@@ -107,7 +107,7 @@ mod tests {
         let gib = |n: u64| n << 30;
         assert_eq!(
             outlook("a/b", gib(18), Some(100e6), Some(gib(50)), Some(gib(8))),
-            "a/b: 18.00 GiB to download, about 3 min at 100.0 MB/s; the disk has 50.00 GiB free; \
+            "a/b: 18.00 GiB to download, about 4 min at 100.0 MB/s; the disk has 50.00 GiB free; \
              it is larger than the free memory (8.00 GiB), so experts will be read from disk"
         );
         assert_eq!(
