@@ -53,8 +53,9 @@ def bases():
     """The configs of each class: cards and golden checkpoints."""
     found = {}
     for path in sorted(GOLDEN.glob("cards/*.json")):
-        config = json.loads(path.read_text()).get("config")
-        if config:
+        card = json.loads(path.read_text())
+        config = card.get("config")
+        if config and card.get("reference") != "llama.cpp":
             found.setdefault(config["architectures"][0], []).append((path.stem, config))
     for path in sorted(GOLDEN.glob("*/config.json")):
         config = json.loads(path.read_text())
