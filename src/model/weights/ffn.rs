@@ -400,9 +400,9 @@ impl Binder<'_> {
         Ok(Some(Norm { kind, weight, bias: vec![0.0; n], eps }))
     }
 
-    /// Published models with sigmoid gates choose by a bias, where their architecture has it and does
-    /// not say that models may lack it.
-    /// An architecture that began with another gate says beside the bias that it is a later one.
+    /// Published models with sigmoid gates choose by a bias, where their architecture has it and
+    /// does not say that models may lack it. An architecture that began with another gate says
+    /// beside the bias that it is a later one.
     pub fn choice_bias(&self, role: &str, l: usize, n: usize) -> Result<Option<Vec<f32>>> {
         let router = &self.descriptor.router;
         let is_biased = router.choice_bias || self.hyper.routing.choice.score == Score::Sigmoid;
