@@ -134,6 +134,12 @@ impl State {
     /// Evicts until there is room for `n` more working granules of an expert, of which its own
     /// layer's experts make what is beyond the layer's share.
     pub(super) fn make_working_room(&mut self, e: u32, n: usize) -> bool {
+        self.make_working_room_below(e, n, None)
+    }
+
+    /// [`State::make_working_room`] that evicts only what is worth less than `least`, and ends where
+    /// the next to leave is worth as much.
+    pub(super) fn make_working_room_below(&mut self, e: u32, n: usize, least: Option<f64>) -> bool {
         let Entry { id, class, .. } = *self.table.get(e);
         let n_slots = self.share(id, class).n_slots;
         if n > n_slots {
@@ -148,7 +154,10 @@ impl State {
                 (_, _) => self.working_victim(class, Some(id.layer)),
             };
             let Some(victim) = victim else { return false };
-            let working = self.table.get(victim).working;
+            let Entry { id: leaving, working, .. } = *self.table.get(victim);
+            if least.is_some_and(|least| self.eviction.priority(leaving) >= least) {
+                return false;
+            }
             let lacking = if layer_lacks > 0 { layer_lacks } else { class_lacks };
             let n_leaving = lacking.min(working);
             if !self.demote(victim, n_leaving) {

@@ -147,15 +147,14 @@ impl State {
         true
     }
 
-    /// Room for `n` granules of an expert, if what is worth least is worth less than `least`. What
+    /// Room for `n` granules of an expert, if all that leaves for it is worth less than `least`:
+    /// otherwise what has left would come back in the place of this expert, again and again. What
     /// must leave the working set goes to transit, if something there is worth even less.
     fn make_swap_room(&mut self, e: u32, n: usize, least: f64) -> Option<Room> {
         if self.make_transit_room(e, n, Claim::by_worth(least)) {
             return Some(Room { n_working: 0, n_transit: n });
         }
-        let victim = self.working_victim(self.table.get(e).class, None)?;
-        let is_less = self.eviction.priority(self.table.get(victim).id) < least;
-        let has_working = is_less && self.make_working_room(e, n);
+        let has_working = self.make_working_room_below(e, n, Some(least));
         has_working.then_some(Room { n_working: n, n_transit: 0 })
     }
 }
