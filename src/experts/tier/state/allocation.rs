@@ -137,8 +137,8 @@ impl State {
         self.make_working_room_below(e, n, None)
     }
 
-    /// [`State::make_working_room`] that evicts only what is worth less than `least`, and ends where
-    /// the next to leave is worth as much.
+    /// [`State::make_working_room`] that evicts only what is worth less than `least`, and ends
+    /// where the next to leave is worth as much.
     pub(super) fn make_working_room_below(&mut self, e: u32, n: usize, least: Option<f64>) -> bool {
         let Entry { id, class, .. } = *self.table.get(e);
         let n_slots = self.share(id, class).n_slots;
