@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Those that a user names, and two of parts; the last is the default.
+/// Policies that a user names, and two of parts; the last is the default.
 pub fn policies<'a>() -> Vec<&'a str> {
     let parts = ["predictor=next-layer,eviction=scan-resistant", DEFAULT];
     PolicySpec::names().chain(parts).collect()

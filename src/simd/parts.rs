@@ -15,7 +15,7 @@ pub(super) const FEWEST_OF_FLOATS: usize = 12;
 const ROWS: usize = 32;
 
 /// # Safety
-/// As [`Product`] says; the matrix holds blocks of type B, and `matmul` may be called.
+/// The contract is [`Product`]'s; the matrix holds blocks of type B, and `matmul` may be called.
 pub(super) unsafe fn by_q4_0<B: Parts>(product: Product, scratch: &mut Scratch, matmul: Matmul) {
     let write = |from: &[u8], to: &mut [u8]| {
         let parts = blocks_of_mut(to).chunks_exact_mut(B::PARTS);
@@ -28,7 +28,7 @@ pub(super) unsafe fn by_q4_0<B: Parts>(product: Product, scratch: &mut Scratch, 
 }
 
 /// # Safety
-/// As [`Product`] says; the matrix is F8_E4M3, and `matmul` may be called.
+/// The contract is [`Product`]'s; the matrix is F8_E4M3, and `matmul` may be called.
 pub(super) unsafe fn by_bf16(product: Product, scratch: &mut Scratch, matmul: Matmul) {
     let write = |from: &[u8], to: &mut [u8]| {
         for (byte, half) in from.iter().zip(to.as_chunks_mut::<2>().0) {
@@ -42,7 +42,7 @@ pub(super) unsafe fn by_bf16(product: Product, scratch: &mut Scratch, matmul: Ma
 /// The product of rows that `write` makes of the matrix's, some at a time.
 ///
 /// # Safety
-/// As [`Product`] says; `matmul` may be called.
+/// The contract is [`Product`]'s; `matmul` may be called.
 unsafe fn written_out(
     product: Product,
     scratch: &mut Scratch,

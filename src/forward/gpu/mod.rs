@@ -253,7 +253,7 @@ impl Model {
     }
 }
 
-/// Who hears of a pass.
+/// The listeners of a pass.
 pub struct Observers<'a> {
     pub outputs: &'a mut dyn Outputs,
     pub rests: &'a mut dyn DeviceRests,

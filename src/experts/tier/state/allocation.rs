@@ -104,7 +104,7 @@ impl State {
         let kept = if held == working { share.keep.saturating_sub(held).min(n) } else { 0 };
         let has_working = kept > 0
             && if access.keeps() {
-                self.make_working_room(e, kept)
+                self.make_working_room(e, kept, None)
             } else {
                 self.has_free_working_room(e, kept) || self.make_room_among_fillers(e, kept)
             };
@@ -132,14 +132,9 @@ impl State {
     }
 
     /// Evicts until there is room for `n` more working granules of an expert, of which its own
-    /// layer's experts make what is beyond the layer's share.
-    pub(super) fn make_working_room(&mut self, e: u32, n: usize) -> bool {
-        self.make_working_room_below(e, n, None)
-    }
-
-    /// [`State::make_working_room`] that evicts only what is worth less than `least`, and ends
-    /// where the next to leave is worth as much.
-    pub(super) fn make_working_room_below(&mut self, e: u32, n: usize, least: Option<f64>) -> bool {
+    /// layer's experts make what is beyond the layer's share. With `least` it evicts only what is
+    /// worth less, and ends where the next to leave is worth as much.
+    pub(super) fn make_working_room(&mut self, e: u32, n: usize, least: Option<f64>) -> bool {
         let Entry { id, class, .. } = *self.table.get(e);
         let n_slots = self.share(id, class).n_slots;
         if n > n_slots {

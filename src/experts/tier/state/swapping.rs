@@ -154,7 +154,7 @@ impl State {
         if self.make_transit_room(e, n, Claim::by_worth(least)) {
             return Some(Room { n_working: 0, n_transit: n });
         }
-        let has_working = self.make_working_room_below(e, n, Some(least));
+        let has_working = self.make_working_room(e, n, Some(least));
         has_working.then_some(Room { n_working: n, n_transit: 0 })
     }
 }

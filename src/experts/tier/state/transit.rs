@@ -105,7 +105,7 @@ impl State {
         }
         // What must leave for them may have their place in transit.
         self.classes[class].begin_move(Role::Transit, n);
-        let has_room = self.make_working_room(e, n);
+        let has_room = self.make_working_room(e, n, None);
         if has_room {
             self.classes[class].end_move(Role::Working, n);
             self.table.add_working(e, n);
